@@ -1,0 +1,46 @@
+# Two commands do all the set-up: `make quickstart` and `make test`. Each makes .venv if it is missing.
+PYTHON ?= python3
+# The release that is tested. `make TORCH=torch` takes the newest that pip finds.
+TORCH ?= torch==2.13.0
+SEED ?= 0
+BIN := .venv/bin
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: quickstart test check format lint types docs clean
+
+quickstart: .venv/run.stamp
+	$(BIN)/python examples/quickstart/run.py --seed $(SEED)
+
+test: .venv/dev.stamp
+	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+check: format lint types docs
+
+format: .venv/dev.stamp
+	$(BIN)/ruff format --check .
+
+lint: .venv/dev.stamp
+	$(BIN)/ruff check .
+
+types: .venv/dev.stamp
+	$(BIN)/basedpyright --level error
+
+docs: .venv/dev.stamp
+	$(BIN)/python tools/check_docs.py
+	$(BIN)/mkdocs build --quiet --strict --site-dir .venv/site
+
+.venv/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "strop needs Python 3.11 or newer; name one: make PYTHON=python3.12")'
+	$(PYTHON) -m venv .venv
+
+.venv/run.stamp: pyproject.toml | .venv/bin/python
+	$(BIN)/python -m pip install --quiet "$(TORCH)"
+	$(BIN)/python -m pip install --quiet --editable .
+	@touch $@
+
+.venv/dev.stamp: .venv/run.stamp
+	$(BIN)/python -m pip install --quiet --editable ".[dev,tasks]"
+	@touch $@
+
+clean:
+	rm -rf .venv runs

@@ -1,0 +1,70 @@
+"""Options of where prompts and demonstrations come from."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from strop.config.base import Options
+
+
+class _PromptOptions(Options):
+    """What every source of prompts has."""
+
+    chat: Literal["auto", "always", "never"] = Field(
+        "auto",
+        description="Put prompts through the tokenizer's chat template; auto: if it has one, or the prompt is messages.",
+    )
+    system_prompt: str | None = Field(None, description="A system message before each prompt; none means none.")
+    shuffle: bool = Field(True, description="A new order for every pass over the data, from the seed.")
+    max_prompts: int | None = Field(None, ge=1, description="Use only the first so many rows; none means all.")
+
+
+class _FileOptions(_PromptOptions):
+    path: str = Field(description="The file.")
+    prompt_key: str = Field("prompt", description="Column of the prompt: text, or a list of messages.")
+    label_key: str = Field("label", description="Column of the right answer, handed to the scorer; may be absent.")
+    metadata_key: str = Field("metadata", description="Column of anything else a scorer may want; may be absent.")
+
+
+class JSONLOptions(_FileOptions):
+    """Prompts from a file with one JSON object a line."""
+
+    kind: Literal["jsonl"] = "jsonl"
+    skip_bad_lines: bool = Field(False, description="Leave broken lines out, with a count, instead of stopping.")
+
+
+class ParquetOptions(_FileOptions):
+    """Prompts from a Parquet file."""
+
+    kind: Literal["parquet"] = "parquet"
+
+
+class ReasoningGymOptions(_PromptOptions):
+    """Tasks that reasoning-gym generates and scores. Needs the extra: pip install 'strop[tasks]'."""
+
+    kind: Literal["reasoning_gym"] = "reasoning_gym"
+    name: str = Field(description="Name of the dataset, such as chain_sum.")
+    size: int = Field(1000, ge=1, description="How many tasks to generate.")
+    task_seed: int = Field(0, ge=0, description="Seed of the generated tasks; another one for held-out tasks.")
+    options: dict[str, Any] = Field(
+        default_factory=dict, description="Further settings of the dataset, by its own names."
+    )
+
+
+DataOptions = Annotated[JSONLOptions | ParquetOptions | ReasoningGymOptions, Field(discriminator="kind")]
+
+
+class DemonstrationOptions(Options):
+    """Demonstrations for `strop sft`: one JSON object a line, with a prompt and the response to learn."""
+
+    kind: Literal["jsonl"] = "jsonl"
+    path: str = Field(description="The file.")
+    prompt_key: str = Field("prompt", description="Column of the prompt: text, or a list of messages.")
+    response_key: str = Field("response", description="Column of the response text; the end token is added to it.")
+    chat: Literal["auto", "always", "never"] = Field("auto", description="As in strop train.")
+    system_prompt: str | None = Field(None, description="A system message before each prompt; none means none.")
+    shuffle: bool = Field(True, description="A new order for every pass over the data, from the seed.")
+    skip_bad_lines: bool = Field(False, description="Leave broken lines out, with a count, instead of stopping.")
+    batch_size: int = Field(64, ge=1, description="Demonstrations per optimizer step.")

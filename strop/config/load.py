@@ -1,0 +1,151 @@
+"""From a TOML file and overrides to a config: presets expanded, everything checked, the origin of each value kept."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from pydantic import ValidationError
+
+from strop.config import tree
+from strop.config.base import Options
+from strop.config.messages import describe
+from strop.config.overrides import nest
+from strop.config.presets import PRESETS
+from strop.config.root import SFTConfig, TrainConfig
+from strop.types import ConfigError
+
+Config = TypeVar("Config", TrainConfig, SFTConfig)
+_ROOTS: dict[str, type[TrainConfig] | type[SFTConfig]] = {"train": TrainConfig, "sft": SFTConfig}
+
+
+def load_config(
+    path: str | Path, overrides: Mapping[str, Any] | None = None, *, command: Literal["train", "sft"] = "train"
+) -> Any:
+    """Read a TOML file, lay overrides over it, check everything, and return the config.
+
+    Args:
+        path: the TOML file.
+        overrides: option to value. An option is a dotted path (`algorithm.kl.coef`) or a leaf name that occurs once in
+            the tree (`eps_clip`).
+        command: "train" for a TrainConfig, "sft" for an SFTConfig.
+
+    Raises:
+        ConfigError: with every problem found, one a line.
+    """
+    path = Path(path)
+    return make_config(_ROOTS[command], read_toml(path), overrides or {}, file=str(path))
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """A TOML file as a dict; every way in which that can fail names the file."""
+    try:
+        text = path.read_bytes().decode("utf-8-sig")
+        return tomllib.loads(text)
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: there is no such config file.") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read as text: {error}.") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path}: is not valid TOML: {error}.") from None
+
+
+def make_config(root: type[Config], file_values: dict[str, Any], overrides: Mapping[str, Any], *, file: str) -> Config:
+    """The config that a file's values and overrides give, or one ConfigError with all problems."""
+    given, problems = nest(root, overrides)
+    layers = [("preset", {}), (file, file_values), ("command line", given)]
+    if root is TrainConfig:
+        preset = given.get("algorithm", {}).get("preset") or _table(file_values, "algorithm").get("preset")
+        if isinstance(preset, str) and preset in PRESETS:
+            layers[0] = (f"preset {preset}", {"algorithm": PRESETS[preset][1]})
+    merged, origins = _merge(root, layers)
+    try:
+        config = root.model_validate(merged)
+    except ValidationError as error:
+        problems += describe(root, error, origins)
+        raise ConfigError("\n".join(problems)) from None
+    problems += _rules(config, _unset(root, layers[0][1], config), origins)
+    if problems:
+        raise ConfigError("\n".join(dict.fromkeys(problems)))
+    config.remember(origins, name=Path(file).stem)
+    return config
+
+
+def _table(values: dict[str, Any], name: str) -> dict[str, Any]:
+    table = values.get(name, {})
+    return table if isinstance(table, dict) else {}
+
+
+def _merge(root: type[Options], layers: list[tuple[str, dict[str, Any]]]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Lay the layers over one another. A table whose `kind` somebody changes keeps nothing of the preset's."""
+    merged: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+    for origin, values in layers:
+        _lay(merged, origins, values, origin, "")
+    _fill_kinds(root, merged)
+    return merged, origins
+
+
+def _lay(target: dict[str, Any], origins: dict[str, str], values: dict[str, Any], origin: str, prefix: str) -> None:
+    if target.get("kind", values.get("kind")) != values.get("kind", target.get("kind")):
+        for name in [n for n in target if origins.get(prefix + n, "").startswith("preset ")]:
+            del target[name]
+            origins.pop(prefix + name)
+    for name, value in values.items():
+        if isinstance(value, dict) and isinstance(target.get(name, {}), dict):
+            _lay(target.setdefault(name, {}), origins, value, origin, f"{prefix}{name}.")
+        else:
+            target[name] = value
+            origins[prefix + name] = origin
+
+
+def _fill_kinds(owner: type[Options], values: dict[str, Any]) -> None:
+    """A table of a union that does not name its kind is of the default one."""
+    for name, field in owner.model_fields.items():
+        below, table = tree.variants(field.annotation), values.get(name)
+        if not below or not isinstance(table, dict):
+            continue
+        if len(below) > 1 and "kind" not in table and isinstance(field.default, Options):
+            table["kind"] = field.default.kind  # type: ignore[attr-defined]
+        chosen = [v for v in below if len(below) == 1 or v.model_fields["kind"].default == table.get("kind")]
+        for variant in chosen:
+            _fill_kinds(variant, table)
+
+
+def _unset(root: type[Options], preset: dict[str, Any], config: Options) -> dict[str, Any]:
+    """What each option would be if nobody had set it: by the preset or by default."""
+    flat: dict[str, Any] = {}
+    for prefix, table in tree.walk(config):
+        for name in type(table).model_fields:
+            flat[f"{prefix}.{name}" if prefix else name] = (
+                type(table).model_fields[name].get_default(call_default_factory=True)
+            )
+    return flat | dict(_flatten(preset))
+
+
+def _flatten(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in values.items():
+        if isinstance(value, dict):
+            yield from _flatten(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value
+
+
+def _rules(config: Options, unset: dict[str, Any], origins: dict[str, str]) -> list[str]:
+    """Broken rules, and options that were set to something of their own and cannot act."""
+    now, found = tree.values(config), []
+    for prefix, table in tree.walk(config):
+        dot = f"{prefix}." if prefix else ""
+        found += [f"{dot}{key} {message}" for key, message in table.problems()]
+        for key, reason in table.idle():
+            path = dot + key
+            if (
+                path in origins
+                and path in now
+                and now[path] != unset.get(path)
+                and not origins[path].startswith("preset ")
+            ):
+                found.append(f"{path} = {now[path]} {reason}. Leave it out, or change what keeps it from acting.")
+    return found

@@ -1,0 +1,64 @@
+"""Validation errors in the words of a user: the option's dotted path, the rule, the value, and what to do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import ValidationError
+
+from strop.config import tree
+from strop.config.base import Options
+
+
+def describe(root: type[Options], error: ValidationError, origins: dict[str, str]) -> list[str]:
+    """One line for each problem."""
+    lines = []
+    for problem in error.errors(include_url=False):
+        path = _path(root, problem["loc"])
+        origin = f" ({origins[path]})" if path in origins else ""
+        lines.append(_sentence(root, path, dict(problem)) + origin)
+    return lines
+
+
+def _path(root: type[Options], loc: tuple[int | str, ...]) -> str:
+    """The dotted path of an error: pydantic's location without the tags of unions."""
+    classes, parts = [root], []
+    for part in loc:
+        kinds = [c for c in classes if "kind" in c.model_fields and c.model_fields["kind"].default == part]
+        if kinds and len(classes) > 1:
+            classes = kinds
+            continue
+        parts.append(str(part))
+        fields = [c.model_fields[part] for c in classes if isinstance(part, str) and part in c.model_fields]
+        classes = [v for field in fields for v in tree.variants(field.annotation)]
+    return ".".join(parts)
+
+
+def _sentence(root: type[Options], path: str, problem: dict[str, Any]) -> str:
+    kind, context = problem["type"], problem.get("ctx", {})
+    if kind == "extra_forbidden":
+        return f"{path} is not an option here. {tree.explain_unknown(root, path)}"
+    if kind == "missing":
+        return f"{path} must be given.{_hint(root, path)}"
+    if kind == "union_tag_not_found":
+        return f"{path}.kind must be given. It may be {_kinds(root, path)}."
+    if kind == "union_tag_invalid":
+        return f"{path}.kind must be one of {_kinds(root, path)}, got {context['tag']!r}."
+    rule = problem["msg"].removeprefix("Input should be ").replace("'", "")
+    if kind == "literal_error":
+        rule = "one of " + context["expected"].replace("'", "").replace(" or ", ", ")
+    if kind in ("model_type", "model_attributes_type", "dict_type"):
+        rule = "a table"
+    return f"{path} must be {rule}, got {problem['input']!r}."
+
+
+def _kinds(root: type[Options], path: str) -> str:
+    return ", ".join(dict.fromkeys(str(leaf.kind) for leaf in tree.leaves(root) if leaf.path == f"{path}.kind"))
+
+
+def _hint(root: type[Options], path: str) -> str:
+    descriptions = [leaf.field.description for leaf in tree.leaves(root) if leaf.path == path]
+    if descriptions and descriptions[0]:
+        return f" {descriptions[0]}"
+    kinds = _kinds(root, path)
+    return f" Add a table [{path}]" + (f" with kind = {kinds}." if kinds else ".") if path in tree.tables(root) else ""

@@ -1,0 +1,34 @@
+"""A config as TOML that loads again, with the origin of each value beside it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tomlkit
+
+from strop.config.base import Options
+from strop.config.root import SFTConfig, TrainConfig
+
+
+def to_toml(config: TrainConfig | SFTConfig) -> str:
+    """The resolved config. None is written as "none", which loads as None."""
+    document = tomlkit.document()
+    document.add(
+        tomlkit.comment("Every option of the run, and where its value comes from. This file can be run again.")
+    )
+    _fill(document, config, "", config.origins)
+    return tomlkit.dumps(document)
+
+
+def _fill(container: Any, options: Options, prefix: str, origins: dict[str, str]) -> None:
+    plain = [(name, value) for name, value in options if not isinstance(value, Options)]
+    for name, value in plain:
+        item = tomlkit.item("none" if value is None else list(value) if isinstance(value, tuple) else value)
+        if not isinstance(value, dict):
+            item.comment(origins.get(prefix + name, "default"))
+        container.add(name, item)
+    for name, value in options:
+        if isinstance(value, Options):
+            table = tomlkit.table()
+            _fill(table, value, f"{prefix}{name}.", origins)
+            container.add(name, table)

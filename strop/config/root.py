@@ -1,0 +1,112 @@
+"""The whole tree of options of a command."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from pydantic import Field, PrivateAttr
+
+from strop.config.algorithm import AlgorithmOptions
+from strop.config.base import Idle, Options, Problem
+from strop.config.data import DataOptions, DemonstrationOptions
+from strop.config.sampling import EvalOptions, RewardOptions, RolloutOptions
+from strop.config.training import GuardOptions, ModelOptions, RunOptions, TorchEngineOptions, TorchTrainerOptions
+
+
+class RootConfig(Options):
+    """A whole tree: it knows where each of its values comes from and what the run is called."""
+
+    _origins: dict[str, str] = PrivateAttr(default_factory=dict)
+    _name: str = PrivateAttr(default="run")
+
+    def remember(self, origins: dict[str, str], *, name: str) -> None:
+        """Called once, by the loader."""
+        self._origins, self._name = dict(origins), name
+
+    @property
+    def origins(self) -> dict[str, str]:
+        """Path of an option to where its value was set; what is not in it is a default."""
+        return self._origins
+
+    @property
+    def folder(self) -> Path:
+        """The run folder."""
+        return Path(self.run.folder.replace("{name}", self._name))  # type: ignore[attr-defined]
+
+
+class TrainConfig(RootConfig):
+    """Options of `strop train`, `strop eval` and `strop explain`."""
+
+    seed: int = Field(0, ge=0, description="Everything random in a run follows from it.")
+    model: ModelOptions
+    data: DataOptions
+    rollout: RolloutOptions = RolloutOptions()
+    reward: RewardOptions
+    algorithm: AlgorithmOptions = AlgorithmOptions()
+    trainer: TorchTrainerOptions = TorchTrainerOptions()
+    engine: TorchEngineOptions = TorchEngineOptions()
+    eval: EvalOptions = EvalOptions()
+    guards: GuardOptions = GuardOptions()
+    run: RunOptions = RunOptions()
+
+    @property
+    def max_logprob_gap(self) -> float:
+        if self.guards.max_logprob_gap is not None:
+            return self.guards.max_logprob_gap
+        return 1e-3 if self.model.dtype == "float32" else 0.1
+
+    @property
+    def num_optimizer_steps(self) -> int:
+        return self.run.num_steps * self.algorithm.updates_per_batch
+
+    def problems(self) -> Iterator[Problem]:
+        prompts, updates = self.rollout.prompts_per_step, self.algorithm.updates_per_batch
+        if prompts % updates:
+            near = [n for n in range(1, prompts + 1) if prompts % n == 0]
+            yield Problem(
+                "algorithm.updates_per_batch",
+                f"must divide rollout.prompts_per_step, got {updates} and {prompts}. "
+                f"With {prompts} prompts it may be {', '.join(map(str, near))}.",
+            )
+        if self.rollout.group_size == 1:
+            yield Problem(
+                "rollout.group_size",
+                "must be 2 or more with algorithm.advantage.kind = group, got 1: a sample that is its own baseline "
+                "has advantage 0, and nothing would be learned.",
+            )
+        yield from _warmup_fits(self.trainer, self.num_optimizer_steps)
+        if self.reward.kind == "dataset" and self.data.kind != "reasoning_gym":
+            yield Problem(
+                "reward.kind",
+                f"must not be dataset with data.kind = {self.data.kind}: that source has no scorer of its own. "
+                "Use exact, number, math or function.",
+            )
+
+
+class SFTConfig(RootConfig):
+    """Options of `strop sft`."""
+
+    seed: int = Field(0, ge=0, description="Everything random in a run follows from it.")
+    model: ModelOptions
+    data: DemonstrationOptions
+    trainer: TorchTrainerOptions = TorchTrainerOptions(lr=1e-5)
+    run: RunOptions = RunOptions()
+
+    @property
+    def num_optimizer_steps(self) -> int:
+        return self.run.num_steps
+
+    def problems(self) -> Iterator[Problem]:
+        yield from _warmup_fits(self.trainer, self.num_optimizer_steps)
+
+    def idle(self) -> Iterator[Idle]:
+        yield Idle("run.save_rollouts", "cannot act in strop sft: nothing is sampled")
+
+
+def _warmup_fits(trainer: TorchTrainerOptions, num_optimizer_steps: int) -> Iterator[Problem]:
+    if trainer.warmup_steps >= num_optimizer_steps:
+        yield Problem(
+            "trainer.warmup_steps",
+            f"must be below the run's {num_optimizer_steps} optimizer steps, got {trainer.warmup_steps}.",
+        )

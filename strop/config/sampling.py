@@ -1,0 +1,99 @@
+"""Options of sampling, scoring and evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from strop.config.base import Idle, Options, Problem
+from strop.config.data import DataOptions
+
+
+class RolloutOptions(Options):
+    """How a batch of rollouts is sampled. Training samples from the whole distribution: no top_p, no top_k."""
+
+    prompts_per_step: int = Field(32, ge=1, description="Prompts in a batch of rollouts.")
+    group_size: int = Field(8, ge=1, description="Samples per prompt.")
+    temperature: float = Field(
+        1.0, gt=0, description="Sampling temperature; the trainer's log-probabilities use it too."
+    )
+    max_response_tokens: int = Field(
+        256, ge=1, description="Length limit of a response in tokens, the end token included."
+    )
+    stop_token_ids: tuple[int, ...] = Field((), description="End ids beside those of the model.")
+
+
+class _RewardOptions(Options):
+    on_error: Literal["fail", "zero", "exclude"] = Field(
+        "fail", description="When a scorer raises or returns NaN: stop, score 0, or leave the rollout out (counted)."
+    )
+
+
+class ExactRewardOptions(_RewardOptions):
+    """1 if the response equals the label and ended by itself, else 0."""
+
+    kind: Literal["exact"] = "exact"
+    strip: bool = Field(True, description="Ignore white space around both.")
+
+
+class NumberRewardOptions(_RewardOptions):
+    """1 if the last number of the response equals the label, else 0."""
+
+    kind: Literal["number"] = "number"
+    tolerance: float = Field(0.0, ge=0, description="Largest absolute difference that still counts as equal.")
+
+
+class MathRewardOptions(_RewardOptions):
+    """1 if the response's final answer is mathematically equal to the label (math-verify), else 0."""
+
+    kind: Literal["math"] = "math"
+
+
+class DatasetRewardOptions(_RewardOptions):
+    """The score of the dataset's own scorer (reasoning-gym)."""
+
+    kind: Literal["dataset"] = "dataset"
+
+
+class FunctionRewardOptions(_RewardOptions):
+    """Your function: it takes a `strop.types.Rollout` and returns a number, or None for no score."""
+
+    kind: Literal["function"] = "function"
+    function: str = Field(description="Where it is: module:function or path/to/file.py:function.")
+    batched: bool = Field(False, description="It takes a list of rollouts and returns as many scores.")
+
+
+RewardOptions = Annotated[
+    ExactRewardOptions | NumberRewardOptions | MathRewardOptions | DatasetRewardOptions | FunctionRewardOptions,
+    Field(discriminator="kind"),
+]
+
+
+class EvalOptions(Options):
+    """Held-out prompts, answered greedily and by sampling, before the first step, every so often, and after the last."""
+
+    data: DataOptions | None = Field(None, description="The held-out prompts; none means no evaluation.")
+    every_steps: int = Field(0, ge=0, description="Evaluate after every so many steps; 0 means only before and after.")
+    greedy: bool = Field(True, description="Score the greedy answer to each prompt.")
+    num_samples: int = Field(1, ge=0, description="Sampled answers to each prompt; 0 means none.")
+    temperature: float = Field(1.0, gt=0, description="Temperature of the sampled answers.")
+    top_p: float = Field(1.0, gt=0, le=1, description="Keep the likeliest tokens up to this probability; 1 keeps all.")
+    top_k: int = Field(0, ge=0, description="Keep so many likeliest tokens; 0 keeps all.")
+    max_response_tokens: int | None = Field(
+        None, ge=1, description="Length limit; none means rollout.max_response_tokens."
+    )
+
+    def problems(self) -> Iterator[Problem]:
+        if self.data is not None and not self.greedy and self.num_samples == 0:
+            yield Problem("num_samples", "must be above 0 when eval.greedy = false, got 0: nothing would be evaluated.")
+
+    def idle(self) -> Iterator[Idle]:
+        if self.data is None:
+            for name in type(self).model_fields:
+                if name != "data":
+                    yield Idle(name, "cannot act without eval.data")
+        elif self.num_samples == 0:
+            for name in ("temperature", "top_p", "top_k"):
+                yield Idle(name, "is only used for sampled answers, and eval.num_samples = 0")

@@ -1,0 +1,87 @@
+"""Options of the model, the engine, the trainer, the guards and the run folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+from pydantic import Field
+
+from strop.config.base import Idle, Options
+
+
+class ModelOptions(Options):
+    """The language model that is trained."""
+
+    path: str = Field(description="A Hugging Face folder or name.")
+    dtype: Literal["float32", "bfloat16"] = Field(
+        "float32", description="Type of the weights; float32 is the fast one on CPU."
+    )
+    device: str = Field("auto", description="auto (a GPU if there is one), cpu, cuda, cuda:1, ...")
+    trust_remote_code: bool = Field(False, description="Run code that comes with the model folder.")
+
+
+class TorchEngineOptions(Options):
+    """Samples in this process, from the trainer's own weights."""
+
+    kind: Literal["torch"] = "torch"
+    max_sequences: int = Field(
+        64, ge=1, description="Sequences sampled at the same time; the others wait for a free slot."
+    )
+
+
+class TorchTrainerOptions(Options):
+    """AdamW in this process. Schedules count optimizer steps."""
+
+    kind: Literal["torch"] = "torch"
+    lr: float = Field(1e-6, gt=0, description="Peak learning rate.")
+    lr_schedule: Literal["constant", "linear", "cosine"] = Field(
+        "constant", description="From the peak to 0 over the run, or constant."
+    )
+    warmup_steps: int = Field(
+        0, ge=0, description="Optimizer steps over which the learning rate rises from 0 to its peak."
+    )
+    beta1: float = Field(0.9, ge=0, lt=1, description="AdamW's decay of the first moment.")
+    beta2: float = Field(0.95, ge=0, lt=1, description="AdamW's decay of the second moment.")
+    adam_eps: float = Field(1e-8, gt=0, description="AdamW's epsilon.")
+    weight_decay: float = Field(0.0, ge=0, description="AdamW's decoupled weight decay.")
+    max_grad_norm: float = Field(
+        1.0, gt=0, description="Gradients are scaled down to this global norm; inf means never."
+    )
+    max_tokens_per_micro_batch: int = Field(
+        4096, ge=1, description="Token positions of one forward pass, padding included; a longer sequence goes alone."
+    )
+    layout: Literal["padded", "packed"] = Field(
+        "padded", description="Micro-batches of rows of like length, or of one row with the sequences end to end."
+    )
+    num_threads: int | None = Field(
+        None, ge=1, description="CPU threads of torch; none means all that this process may use."
+    )
+
+
+class GuardOptions(Options):
+    """What stops a step before the optimizer."""
+
+    max_logprob_gap: float | None = Field(
+        None,
+        gt=0,
+        description="Largest mean |engine - trainer| log-probability of the sampled tokens, in nats; none means 0.001 for "
+        "float32 and 0.1 for bfloat16, inf means never.",
+    )
+
+
+class RunOptions(Options):
+    """How long to train and what to write."""
+
+    folder: str = Field("runs/{name}", description="The run folder; {name} stands for the config file's name.")
+    num_steps: int = Field(100, ge=1, description="Batches of rollouts (train) or optimizer steps (sft).")
+    checkpoint_every_steps: int = Field(
+        0, ge=0, description="Write a checkpoint after every so many steps; 0 means never."
+    )
+    keep_checkpoints: int = Field(2, ge=1, description="How many of the newest checkpoints stay.")
+    save_rollouts: bool = Field(True, description="Write sampled texts and scores to rollouts/.")
+    overwrite: bool = Field(False, description="Replace a run that is in the folder already.")
+
+    def idle(self) -> Iterator[Idle]:
+        if self.checkpoint_every_steps == 0:
+            yield Idle("keep_checkpoints", "is only used when run.checkpoint_every_steps is above 0")

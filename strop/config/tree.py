@@ -1,0 +1,110 @@
+"""The option tree as data: which options there are, under which paths, and which name a mistyped one is nearest to."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+from functools import cache
+from typing import Any, NamedTuple, get_args
+
+from pydantic.fields import FieldInfo
+
+from strop.config.base import Options
+
+
+class Leaf(NamedTuple):
+    """One option: its dotted path, the class it belongs to, and its field."""
+
+    path: str
+    owner: type[Options]
+    field: FieldInfo
+
+    @property
+    def name(self) -> str:
+        return self.path.rpartition(".")[2]
+
+    @property
+    def kind(self) -> str | None:
+        """The variant it belongs to, if its class is one of several."""
+        return self.owner.model_fields["kind"].default if "kind" in self.owner.model_fields else None
+
+
+def variants(annotation: Any) -> list[type[Options]]:
+    """The options classes that an annotation admits: none for a leaf, several for a union on `kind`."""
+    if isinstance(annotation, type) and issubclass(annotation, Options):
+        return [annotation]
+    return [found for part in get_args(annotation) for found in variants(part)]
+
+
+@cache
+def leaves(root: type[Options]) -> tuple[Leaf, ...]:
+    """Every option of a tree, variants of a union one after the other under the same path."""
+    return tuple(_walk(root, ""))
+
+
+def _walk(owner: type[Options], prefix: str) -> Iterator[Leaf]:
+    for name, field in owner.model_fields.items():
+        below = variants(field.annotation)
+        if not below:
+            yield Leaf(prefix + name, owner, field)
+        for variant in below:
+            yield from _walk(variant, f"{prefix}{name}.")
+
+
+def paths_named(root: type[Options], name: str) -> list[str]:
+    """All paths that end in this leaf name."""
+    return list(dict.fromkeys(leaf.path for leaf in leaves(root) if leaf.name == name))
+
+
+def paths(root: type[Options]) -> list[str]:
+    return list(dict.fromkeys(leaf.path for leaf in leaves(root)))
+
+
+def tables(root: type[Options]) -> list[str]:
+    """Paths of all tables."""
+    names = {path.rpartition(".")[0] for path in paths(root)} - {""}
+    return sorted({part for name in names for part in _prefixes(name)})
+
+
+def _prefixes(path: str) -> Iterator[str]:
+    parts = path.split(".")
+    yield from (".".join(parts[: i + 1]) for i in range(len(parts)))
+
+
+def explain_unknown(root: type[Options], path: str) -> str:
+    """What to say of an option that does not exist: where its name is valid, or the nearest that is."""
+    fixed = path.replace("-", "_")
+    if fixed != path and (fixed in paths(root) or fixed in tables(root)):
+        return f"Write it with underscores: {fixed}."
+    table, _, name = fixed.rpartition(".")
+    owners = [leaf for leaf in leaves(root) if leaf.name == name]
+    same_place = [leaf for leaf in owners if leaf.path == fixed]
+    if same_place:
+        kinds = " or ".join(f'kind = "{leaf.kind}"' for leaf in same_place)
+        return f"{name} belongs to {kinds}."
+    if owners:
+        return f"{name} is valid as {' or '.join(dict.fromkeys(leaf.path for leaf in owners))}."
+    siblings = [p for p in (*paths(root), *tables(root)) if p.rpartition(".")[0] == table]
+    near = difflib.get_close_matches(fixed, siblings, n=1, cutoff=0.6)
+    if not near:
+        by_name = {p.rpartition(".")[2]: p for p in (*tables(root), *paths(root))}
+        near = [by_name[match] for match in difflib.get_close_matches(name, by_name, n=1, cutoff=0.6)]
+    return f"The nearest option is {near[0]}." if near else "See strop explain for the options there are."
+
+
+def walk(options: Options, prefix: str = "") -> Iterator[tuple[str, Options]]:
+    """The options objects of a config with their paths ("" for the root), outermost first."""
+    yield prefix, options
+    for name, value in options:
+        if isinstance(value, Options):
+            yield from walk(value, f"{prefix}.{name}" if prefix else name)
+
+
+def values(options: Options) -> dict[str, Any]:
+    """Path to value, for every option that this config has."""
+    flat: dict[str, Any] = {}
+    for prefix, table in walk(options):
+        for name, value in table:
+            if not isinstance(value, Options):
+                flat[f"{prefix}.{name}" if prefix else name] = value
+    return flat

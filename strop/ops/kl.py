@@ -1,0 +1,51 @@
+"""Estimators of KL(policy || reference) from log-probabilities of tokens that the policy sampled."""
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from strop.ops.policy_loss import MAX_LOG_RATIO
+
+KLKind = Literal["k1", "k2", "k3"]
+
+
+def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, *, kind: KLKind) -> Tensor:
+    """Per-token estimate of KL(policy || reference).
+
+    With d = logprobs - ref_logprobs:
+
+        k1 = d                      unbiased value; its expected gradient is 0
+        k2 = d^2 / 2                biased value, gradient of the true KL on-policy
+        k3 = exp(-d) + d - 1        unbiased, never negative, low variance
+
+    Source: Schulman 2020, "Approximating KL divergence". Departure: (1) -d is clamped to +-20 inside the exponential.
+
+    Args:
+        logprobs: E*, of the policy; carries gradient.
+        ref_logprobs: E*, of the frozen reference.
+        kind: the estimator.
+
+    Returns:
+        E*, at least float32.
+
+    Raises:
+        ValueError: shapes differ or the kind is unknown.
+
+    >>> d = torch.tensor([0.0, 0.5])
+    >>> [round(x, 4) for x in kl_estimate(d, torch.zeros(2), kind="k3").tolist()]
+    [0.0, 0.1065]
+    """
+    if logprobs.shape != ref_logprobs.shape:
+        raise ValueError(
+            f"logprobs and ref_logprobs must share a shape, got {tuple(logprobs.shape)} and {tuple(ref_logprobs.shape)}."
+        )
+    dtype = torch.promote_types(logprobs.dtype, torch.float32)
+    difference = logprobs.to(dtype) - ref_logprobs.detach().to(dtype)
+    if kind == "k1":
+        return difference
+    if kind == "k2":
+        return difference.square() / 2
+    if kind == "k3":
+        return (-difference).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp() + difference - 1
+    raise ValueError(f"kind must be one of k1, k2, k3, got {kind!r}.")
