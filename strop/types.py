@@ -118,6 +118,11 @@ class GenerateRequest:
     seeds: tuple[int, ...]
     sampling: Sampling
 
+    @property
+    def num_positions(self) -> int:
+        """Tokens that the longest sample can have, prompt included."""
+        return len(self.prompt_tokens) + self.sampling.max_response_tokens
+
 
 @dataclass(frozen=True, slots=True)
 class Completion:

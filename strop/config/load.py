@@ -18,7 +18,7 @@ from strop.config.root import SFTConfig, TrainConfig
 from strop.types import ConfigError
 
 Config = TypeVar("Config", TrainConfig, SFTConfig)
-_ROOTS: dict[str, type[TrainConfig] | type[SFTConfig]] = {"train": TrainConfig, "sft": SFTConfig}
+ROOTS: dict[str, type[TrainConfig] | type[SFTConfig]] = {"train": TrainConfig, "sft": SFTConfig}
 
 
 def load_config(
@@ -36,7 +36,7 @@ def load_config(
         ConfigError: with every problem found, one a line.
     """
     path = Path(path)
-    return make_config(_ROOTS[command], read_toml(path), overrides or {}, file=str(path))
+    return make_config(ROOTS[command], read_toml(path), overrides or {}, file=str(path))
 
 
 def read_toml(path: Path) -> dict[str, Any]:

@@ -1,0 +1,17 @@
+"""Prompt sources, chat templates, and batches: rollouts to tensors."""
+
+from strop.data.batch import Batch, build_batch, demonstration_batch
+from strop.data.cursor import PromptCursor
+from strop.data.demonstrations import Demonstration, load_demonstrations
+from strop.data.sources import LoadedPrompts, load_prompts
+
+__all__ = [
+    "Batch",
+    "Demonstration",
+    "LoadedPrompts",
+    "PromptCursor",
+    "build_batch",
+    "demonstration_batch",
+    "load_demonstrations",
+    "load_prompts",
+]

@@ -1,0 +1,5 @@
+"""Samplers behind one protocol."""
+
+from strop.engines.torch_engine import TorchEngine
+
+__all__ = ["TorchEngine"]

@@ -7,10 +7,10 @@ from torch import Tensor
 def group_advantages(
     rewards: Tensor,
     group_ids: Tensor,
+    rollout_ids: Tensor | None = None,
     *,
     normalize_std: bool = True,
     std_eps: float = 1e-6,
-    rollout_ids: Tensor | None = None,
 ) -> Tensor:
     """GRPO's advantage: the reward's distance from the mean of its group, in standard deviations of the group.
 
@@ -23,9 +23,9 @@ def group_advantages(
     Args:
         rewards: N, finite; computed in float64 whatever comes in. No gradient.
         group_ids: N, int; equal ids form a group, in any order and of any sizes.
+        rollout_ids: N, int, or None. Rows that share an id are parts of one rollout (with equal rewards) and count once.
         normalize_std: divide by the group's standard deviation.
         std_eps: added to the standard deviation, in units of reward.
-        rollout_ids: N, int, or None. Rows that share an id are parts of one rollout (with equal rewards) and count once.
 
     Returns:
         N, float32 or wider, as `rewards`.

@@ -113,7 +113,7 @@ def _chunk_log_softmax(hidden: Tensor, weight: Tensor, temperature: float) -> Te
 
 class _LinearLogprobs(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, hidden, weight, targets, temperature, with_entropy):  # noqa: ANN001
+    def forward(ctx, hidden, weight, targets, temperature, with_entropy):
         dtype = torch.promote_types(hidden.dtype, torch.float32)
         logprobs = torch.empty(targets.shape, dtype=dtype, device=hidden.device)
         entropy = torch.empty_like(logprobs) if with_entropy else logprobs.new_zeros(())
@@ -128,7 +128,7 @@ class _LinearLogprobs(torch.autograd.Function):
         return logprobs, entropy
 
     @staticmethod
-    def backward(ctx, grad_logprobs, grad_entropy):  # noqa: ANN001
+    def backward(ctx, grad_logprobs, grad_entropy):
         hidden, weight, targets, entropy = ctx.saved_tensors
         grad_hidden, grad_weight = torch.empty_like(hidden), torch.zeros_like(weight)
         for start in range(0, targets.numel(), CHUNK_TOKENS):

@@ -1,0 +1,65 @@
+"""The objective in words of mathematics, with the numbers in it: what strop prints before the first step."""
+
+from __future__ import annotations
+
+from strop.algorithms.binding import ADVANTAGES, POLICY_LOSSES
+from strop.config import PRESETS, TrainConfig
+
+_WEIGHTS = {
+    "token_mean": "w_t = 1 / (trainable tokens of the step)",
+    "sequence_mean": "w_t = 1 / (sequences of the step x trainable tokens of its sequence)",
+    "prompt_mean": "w_t = 1 / (prompts of the step x trainable tokens of its prompt)",
+    "constant_length": "w_t = 1 / (sequences of the step x {max_response_tokens})",
+}
+_KL = {"k1": "d_t", "k2": "d_t^2 / 2", "k3": "exp(-d_t) + d_t - 1"}
+
+
+def objective_formula(config: TrainConfig) -> str:
+    """The loss of one optimizer step as text.
+
+    Minimised: the sum over trainable tokens of w_t times what stands in the brackets.
+    """
+    algorithm = config.algorithm
+    terms, where = ["loss_t"], POLICY_LOSSES[algorithm.policy_loss.kind].formula(algorithm.policy_loss)
+    if algorithm.kl.coef > 0:
+        terms.append(f"+ {algorithm.kl.coef:g} kl_t")
+        where = [*where, f"kl_t = {_KL[algorithm.kl.kind]},  d_t = logprobs_t - ref_logprobs_t"]
+    if algorithm.entropy_coef != 0:
+        terms.append(f"{'-' if algorithm.entropy_coef > 0 else '+'} {abs(algorithm.entropy_coef):g} entropy_t")
+    title = algorithm.policy_loss.kind
+    if algorithm.preset:
+        title += f"   (preset {algorithm.preset}: {PRESETS[algorithm.preset][0]})"
+    lines = [
+        f"objective: {title}",
+        "",
+        f"  minimise  sum_t w_t [ {' '.join(terms)} ]",
+        *(f"  {line}" for line in where),
+        *(f"  {line}" for line in ADVANTAGES[algorithm.advantage.kind].formula(algorithm.advantage)),
+        f"  {_WEIGHTS[algorithm.reduction].format(max_response_tokens=config.rollout.max_response_tokens)}",
+        *_ratio_lines(config),
+        "",
+        *_batch_lines(config),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _ratio_lines(config: TrainConfig) -> list[str]:
+    at = "" if config.rollout.temperature == 1 else f", at temperature {config.rollout.temperature:g}"
+    if config.algorithm.updates_per_batch == 1:
+        return [f"  r_t = exp(logprobs_t - old_logprobs_t) = 1 in value: one update per batch, on fresh samples{at}"]
+    return [
+        f"  r_t = exp(logprobs_t - old_logprobs_t); old_logprobs: the trainer's, before the batch's first update{at}"
+    ]
+
+
+def _batch_lines(config: TrainConfig) -> list[str]:
+    rollout, updates = config.rollout, config.algorithm.updates_per_batch
+    sequences = rollout.prompts_per_step * rollout.group_size
+    left_out = "; responses cut at the limit are left out" if config.algorithm.mask_truncated else ""
+    return [
+        f"  batch: {rollout.prompts_per_step} prompts x {rollout.group_size} samples = {sequences} sequences of at most "
+        f"{rollout.max_response_tokens} tokens{left_out}",
+        f"  -> {updates} optimizer step{'s' if updates > 1 else ''} of {sequences // updates} sequences"
+        f" -> {config.num_optimizer_steps} optimizer steps in {config.run.num_steps} batches",
+        f"  -> the last update of a batch is {updates - 1} step{'' if updates == 2 else 's'} off-policy",
+    ]

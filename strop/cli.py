@@ -1,0 +1,162 @@
+"""The commands."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from strop import __version__
+from strop.types import StropError, UserError
+
+os.environ.setdefault(
+    "OMP_WAIT_POLICY", "PASSIVE"
+)  # spinning threads starve each other on a busy machine; before torch
+
+_OPTIONS_HELP = """
+Any option of the config may follow as a flag: its whole path (--algorithm.policy_loss.eps_clip 0.2) or its last name, where
+that occurs once (--eps-clip 0.2). `strop explain CONFIG` lists them all with their values.
+"""
+_ANY_FLAGS = {"ignore_unknown_options": True, "allow_interspersed_args": True}
+
+
+def _with_flags(command: Callable[..., Any]) -> Callable[..., Any]:
+    return click.argument("flags", nargs=-1, type=click.UNPROCESSED, metavar="[--OPTION VALUE]...")(command)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(__version__, prog_name="strop")
+def cli() -> None:
+    """strop improves a language model by reinforcement learning: it samples answers, scores them, and updates the model
+    so that better answers become likelier.
+
+    A run is one TOML file; `strop train --help` says how to change its options from the command line.
+    """
+
+
+@cli.command(context_settings=_ANY_FLAGS, epilog=_OPTIONS_HELP)
+@click.argument("config", type=click.Path(path_type=Path))
+@click.option("--resume", is_flag=True, help="Go on from the newest complete checkpoint in the run folder.")
+@_with_flags
+def train(config: Path, resume: bool, flags: tuple[str, ...]) -> None:
+    """Train a model by reinforcement learning.
+
+    Writes runs/NAME: config.toml, objective.txt, metrics.jsonl, rollouts/, model/ and report.html. Ctrl-C stops between two
+    steps and saves (exit code 130); a second one stops at once.
+    """
+    loaded = _load(config, flags, "train")
+    from strop.observe.console import TerminalConsole
+    from strop.runtime import train as run
+
+    console = TerminalConsole(title=config.stem)
+    with console.live():
+        result = run(loaded, resume=resume, console=console)
+    if result.interrupted:
+        sys.exit(130)
+
+
+@cli.command(context_settings=_ANY_FLAGS, epilog=_OPTIONS_HELP)
+@click.argument("config", type=click.Path(path_type=Path))
+@_with_flags
+def sft(config: Path, flags: tuple[str, ...]) -> None:
+    """Fine-tune a model on demonstrations (prompt and response)."""
+    loaded = _load(config, flags, "sft")
+    from strop.observe.console import TerminalConsole
+    from strop.runtime import sft as run
+
+    console = TerminalConsole(title=config.stem)
+    with console.live():
+        result = run(loaded, console=console)
+    if result.interrupted:
+        sys.exit(130)
+
+
+@cli.command("eval", context_settings=_ANY_FLAGS, epilog=_OPTIONS_HELP)
+@click.argument("target", type=click.Path(path_type=Path))
+@click.option("--show", default=4, show_default=True, help="How many answers to print.")
+@click.option("--json", "as_json", is_flag=True, help="Print the scores as JSON instead of tables.")
+@_with_flags
+def eval_(target: Path, show: int, as_json: bool, flags: tuple[str, ...]) -> None:
+    """Score a model on held-out prompts.
+
+    TARGET is a config with a table [eval.data], or a run folder, whose own config and model are used.
+    """
+    config = target / "config.toml" if target.is_dir() else target
+    given = {"model.path": str(target / "model")} if (target / "model").is_dir() else {}
+    loaded = _load(config, flags, "train", given)
+    from strop.observe.console import TerminalConsole
+    from strop.observe.tables import print_evaluation
+    from strop.runtime import evaluate
+
+    console = TerminalConsole(title="eval")
+    with console.live():
+        found = evaluate(loaded, console=console)
+    print_evaluation(found.scores, found.rollouts, title=loaded.model.path, show=show, as_json=as_json)
+
+
+@cli.command(context_settings=_ANY_FLAGS, epilog=_OPTIONS_HELP)
+@click.argument("config", type=click.Path(path_type=Path))
+@click.option("--sft", "is_sft", is_flag=True, help="CONFIG is one of strop sft.")
+@_with_flags
+def explain(config: Path, is_sft: bool, flags: tuple[str, ...]) -> None:
+    """Print every option with its value, where the value comes from, and the objective as a formula."""
+    loaded = _load(config, flags, "sft" if is_sft else "train")
+    from strop.config.tree import walk
+    from strop.observe.tables import print_options
+
+    print_options(loaded)
+    for _, table in walk(loaded):
+        for warning in table.warnings():
+            click.secho(f"warning: {warning}", fg="yellow")
+    if not is_sft:
+        from strop.algorithms import objective_formula
+
+        click.echo("\n" + objective_formula(loaded))
+
+
+@cli.command()
+def doctor() -> None:
+    """Print versions, devices, and which engines and trainers could run here."""
+    from strop.runtime.doctor import examine
+
+    for line in examine():
+        click.echo(line)
+
+
+def _load(path: Path, flags: tuple[str, ...], command: Any, given: dict[str, Any] | None = None) -> Any:
+    """The config with the flags laid over it; flags win over what the command itself gives."""
+    from strop.config.load import ROOTS, load_config
+    from strop.config.overrides import parse_flags
+
+    return load_config(path, {**(given or {}), **parse_flags(ROOTS[command], flags)}, command=command)
+
+
+def main() -> None:
+    """The entry point: exit code 2 for what a user can mend, 1 for a guard that stopped the run, 130 for Ctrl-C."""
+    try:
+        cli(standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(2)
+    except (KeyboardInterrupt, click.Abort):
+        click.echo("stopped.", err=True)
+        sys.exit(130)
+    except UserError as error:
+        problems = str(error).split("\n")
+        click.secho(
+            "error: " + (problems[0] if len(problems) == 1 else f"{len(problems)} problems"), fg="red", err=True
+        )
+        for problem in problems if len(problems) > 1 else ():
+            click.echo(f"  - {problem}", err=True)
+        sys.exit(2)
+    except StropError as error:
+        click.secho(f"stopped: {error}", fg="red", err=True)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,263 @@
+"""The engine `torch`: samples in this process from the trainer's own weights, with continuous batching."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from strop.engines.decoders import Decoder, RecomputeDecoder, SlotDecoder, has_full_attention
+from strop.engines.sampling import sample, uniforms
+from strop.types import Completion, FinishReason, GenerateRequest, GuardError, ModelError, UserError
+
+MAX_PREFILL_TOKENS = 8192  # prompt positions read in one forward pass
+
+
+@dataclass(eq=False)
+class _Job:
+    """A request on its way: samples not yet started, and those that are done."""
+
+    request: GenerateRequest
+    done: asyncio.Future[list[Completion]]
+    waiting: deque[int] = field(default_factory=deque)
+    finished: dict[int, Completion] = field(default_factory=dict)
+
+
+@dataclass(eq=False)
+class _Sequence:
+    """One sample that occupies a slot."""
+
+    job: _Job
+    index: int
+    stop_ids: frozenset[int]
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+
+
+class TorchEngine:
+    """Samples from a Hugging Face model in this process.
+
+    Requests join a queue; free slots are filled from it at every step, each prompt is read once for the samples of its
+    group that start together, and a finished sample's slot is free for the next at once. Each sample draws from the
+    stream of its own seed.
+
+    Args:
+        model: a Hugging Face causal language model, on its device. Shared with the trainer, so weights need no transfer.
+        stop_token_ids: ids that end a response (they stay its last token).
+        max_sequences: slots.
+    """
+
+    def __init__(self, model: Any, *, stop_token_ids: Iterable[int], max_sequences: int = 64) -> None:
+        self.model = model.eval()
+        self.stop_token_ids = frozenset(stop_token_ids)
+        self.max_sequences = max_sequences
+        self.policy_version = 0
+        self.num_sampled_tokens = 0  # since the engine was made, for progress
+        self._queue: deque[_Job] = deque()
+        self._active: list[_Sequence] = []  # entry i is in slot i
+        self._decoder: Decoder | None = None
+        self._width = 0
+        self._driver: asyncio.Task[None] | None = None
+
+    async def generate(self, request: GenerateRequest) -> list[Completion]:
+        """One completion per seed, in the order of the seeds."""
+        self._check(request)
+        job = _Job(request, asyncio.get_running_loop().create_future(), deque(range(len(request.seeds))))
+        self._queue.append(job)
+        if self._driver is None or self._driver.done():
+            self._driver = asyncio.create_task(self._drive())
+        return await job.done
+
+    @torch.no_grad()
+    async def logprobs(self, tokens: Sequence[int]) -> list[float]:
+        """Log-probability of each token after those before it, at temperature 1; 0.0 for the first."""
+        ids = torch.tensor([list(tokens)], device=self._device)
+        logits = self.model(input_ids=ids, use_cache=False).logits[0, :-1].float()
+        return [0.0, *logits.log_softmax(-1).gather(-1, ids[0, 1:, None]).squeeze(-1).tolist()]
+
+    async def update_weights(self, weights: Iterable[tuple[str, Tensor]], policy_version: int) -> None:
+        """Take weights by name. Tensors that are this model's own are only counted; a tied head follows its embedding."""
+        own, seen = dict(self.model.named_parameters()), set()
+        unexpected = []
+        with torch.no_grad():
+            for name, tensor in weights:
+                if name not in own:
+                    unexpected.append(name)
+                    continue
+                seen.add(name)
+                if own[name].data_ptr() != tensor.data_ptr():
+                    own[name].copy_(tensor)
+        missing = sorted(set(own) - seen)
+        if missing or unexpected:
+            raise ModelError(f"weights do not fit the engine's model: missing {missing}, unexpected {unexpected}.")
+        self.policy_version = policy_version
+
+    async def close(self) -> None:
+        """End what is in flight."""
+        if self._driver is not None and not self._driver.done():
+            self._driver.cancel()
+        self._decoder = None
+
+    @property
+    def _device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    def _check(self, request: GenerateRequest) -> None:
+        limit = self.model.config.get_text_config().max_position_embeddings
+        if request.num_positions > limit:
+            raise UserError(
+                f"prompt and response must fit the model's {limit} positions, got {len(request.prompt_tokens)} prompt tokens "
+                f"+ {request.sampling.max_response_tokens} response tokens. Lower the response limit or shorten prompts."
+            )
+        if not request.prompt_tokens:
+            raise UserError("a prompt must have at least one token.")
+
+    async def _drive(self) -> None:
+        """Fill slots, sample one token in each, until nobody waits. Yields to other tasks after every step."""
+        try:
+            await asyncio.sleep(0)  # requests of the same moment start together
+            while self._queue or self._active:
+                self._advance()
+                await asyncio.sleep(0)
+        except asyncio.CancelledError:
+            self._fail(asyncio.CancelledError())
+            raise
+        except Exception as error:  # noqa: BLE001 - handed to whoever waits
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        for job in {*self._queue, *(s.job for s in self._active)}:
+            if not job.done.done():
+                job.done.set_exception(error) if isinstance(error, Exception) else job.done.cancel()
+        self._queue.clear()
+        self._active.clear()
+
+    @torch.inference_mode()
+    def _advance(self) -> None:
+        """One token for every slot: those in flight, and those that a prefill has just filled."""
+        self._forget_cancelled()
+        flying = list(self._active)
+        if flying:
+            assert self._decoder is not None
+            last = torch.tensor([s.tokens[-1] for s in flying])
+            self._take(flying, self._decoder.decode(last))
+        started, logits = self._start_waiting()
+        if started:
+            self._take(started, logits)
+        self._retire()
+
+    def _forget_cancelled(self) -> None:
+        """Nobody waits for a cancelled request: its samples leave."""
+        self._queue = deque(job for job in self._queue if not job.done.done())
+        for slot in reversed(range(len(self._active))):
+            if self._active[slot].job.done.done():
+                self._free(slot)
+
+    def _start_waiting(self) -> tuple[list[_Sequence], Tensor]:
+        """Move samples from the queue into free slots and read their prompts."""
+        prompts: list[tuple[int, ...]] = []
+        slots: list[list[int]] = []
+        started: list[_Sequence] = []
+        longest = 0
+        self._grow()
+        while self._queue and len(self._active) < self.max_sequences:
+            job = self._queue[0]
+            longest = max(longest, len(job.request.prompt_tokens))
+            too_much = prompts and longest * (len(prompts) + 1) > MAX_PREFILL_TOKENS
+            if too_much or job.request.num_positions > self._width:
+                break
+            group = []
+            while job.waiting and len(self._active) < self.max_sequences:
+                stop_ids = self.stop_token_ids | set(job.request.sampling.stop_token_ids)
+                sequence = _Sequence(job, job.waiting.popleft(), stop_ids)
+                group.append(len(self._active))
+                self._active.append(sequence)
+                started.append(sequence)
+            prompts.append(job.request.prompt_tokens)
+            slots.append(group)
+            if not job.waiting:
+                self._queue.popleft()
+        if not started:
+            return [], torch.empty(0)
+        assert self._decoder is not None
+        logits = self._decoder.prefill(prompts, slots)
+        rows = torch.arange(len(prompts)).repeat_interleave(torch.tensor([len(s) for s in slots]))
+        return started, logits[rows.to(logits.device)]
+
+    def _grow(self) -> None:
+        """A cache as wide as the longest request that waits; made anew only while no slot is in use."""
+        wanted = max(
+            (len(j.request.prompt_tokens) + j.request.sampling.max_response_tokens for j in self._queue), default=0
+        )
+        if wanted <= self._width and self._decoder is not None:
+            return
+        if self._active:
+            return
+        kind = SlotDecoder if has_full_attention(self.model) else RecomputeDecoder
+        self._width = max(wanted, self._width)
+        self._decoder = kind(self.model, num_slots=self.max_sequences, width=self._width)
+
+    def _take(self, sequences: list[_Sequence], logits: Tensor) -> None:
+        """Sample a token for each sequence and write it down."""
+        sampling = [s.job.request.sampling for s in sequences]
+        seeds = np.array([s.job.request.seeds[s.index] for s in sequences], dtype=np.uint64)
+        positions = np.array([len(s.tokens) for s in sequences])
+
+        def column(values: list[float], dtype: torch.dtype) -> Tensor:
+            return torch.tensor(values, dtype=dtype).to(logits.device)
+
+        tokens, logprobs = sample(
+            logits,
+            uniforms(seeds, positions).to(logits.device),
+            temperature=column([o.temperature for o in sampling], torch.float32),
+            top_p=column([o.top_p for o in sampling], torch.float32),
+            top_k=column([o.top_k for o in sampling], torch.int64),
+        )
+        for sequence, token, logprob in zip(sequences, tokens.tolist(), logprobs.tolist(), strict=True):
+            if not math.isfinite(logprob):
+                raise GuardError(
+                    "the engine's logits are not finite: the model is broken, or its last update broke it."
+                )
+            sequence.tokens.append(token)
+            sequence.logprobs.append(logprob)
+            sequence.versions.append(self.policy_version)
+        self.num_sampled_tokens += len(sequences)
+
+    def _retire(self) -> None:
+        """Hand finished samples over and close the gaps they leave."""
+        for slot in reversed(range(len(self._active))):
+            sequence = self._active[slot]
+            reason = _finish_reason(sequence)
+            if reason is None:
+                continue
+            job = sequence.job
+            job.finished[sequence.index] = Completion(
+                tuple(sequence.tokens), tuple(sequence.logprobs), tuple(sequence.versions), reason
+            )
+            self._free(slot)
+            if len(job.finished) == len(job.request.seeds):
+                job.done.set_result([job.finished[i] for i in range(len(job.request.seeds))])
+
+    def _free(self, slot: int) -> None:
+        """The last slot in use takes the place of one that ends."""
+        last = len(self._active) - 1
+        if slot != last:
+            assert self._decoder is not None
+            self._decoder.move(last, slot)
+            self._active[slot] = self._active[last]
+        self._active.pop()
+
+
+def _finish_reason(sequence: _Sequence) -> FinishReason | None:
+    """An end id exactly at the limit is "stop"."""
+    if sequence.tokens[-1] in sequence.stop_ids:
+        return "stop"
+    return "length" if len(sequence.tokens) >= sequence.job.request.sampling.max_response_tokens else None

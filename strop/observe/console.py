@@ -1,0 +1,135 @@
+"""What a person sees while a run goes on: the phase it is in, and one line per step."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Protocol
+
+from rich.console import Console as RichConsole
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+
+class Console(Protocol):
+    """Where a run reports to; `QuietConsole` is the one that says nothing."""
+
+    phase_seconds: dict[str, float]
+
+    def note(self, text: str) -> None: ...
+
+    def warn(self, text: str) -> None: ...
+
+    def phase(self, name: str, total: int) -> object: ...
+
+    def advance(self, done: int) -> None: ...
+
+    def step(self, step: int, num_steps: int, metrics: Mapping[str, float]) -> None: ...
+
+
+class QuietConsole:
+    """Times phases, prints nothing."""
+
+    def __init__(self) -> None:
+        self.phase_seconds: dict[str, float] = {}
+
+    def note(self, text: str) -> None:
+        """A line for the reader."""
+
+    def warn(self, text: str) -> None:
+        """A line that should not be missed."""
+
+    @contextmanager
+    def phase(self, name: str, total: int) -> Iterator[None]:
+        """Time a phase of the step; `total` is what `advance` counts up to."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.phase_seconds[name] = self.phase_seconds.get(name, 0.0) + time.perf_counter() - start
+
+    def advance(self, done: int) -> None:
+        """`done` of the phase's total are there now."""
+
+    def step(self, step: int, num_steps: int, metrics: Mapping[str, float]) -> None:
+        """A step has ended; clears the phase times."""
+        self.phase_seconds = {}
+
+
+class TerminalConsole(QuietConsole):
+    """Live progress on a terminal; in a file or pipe only the lines."""
+
+    def __init__(self, *, title: str) -> None:
+        super().__init__()
+        self._console = RichConsole(highlight=False, soft_wrap=True)
+        self._title = title
+        self._progress: Progress | None = None
+        self._task: TaskID | None = None
+        self._last_line = ""
+
+    def note(self, text: str) -> None:
+        self._console.print(escape(text))
+
+    def warn(self, text: str) -> None:
+        self._console.print(f"[yellow]warning:[/yellow] {escape(text)}")
+
+    @contextmanager
+    def live(self) -> Iterator[None]:
+        """Show the live line for as long as this lasts."""
+        if not self._console.is_terminal:
+            yield
+            return
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(24),
+            TextColumn("{task.completed}/{task.total}"),
+            TimeElapsedColumn(),
+        )
+        with Progress(*columns, console=self._console, transient=True) as self._progress:
+            self._task = self._progress.add_task(self._title, total=None)
+            try:
+                yield
+            finally:
+                self._progress = None
+
+    @contextmanager
+    def phase(self, name: str, total: int) -> Iterator[None]:
+        if self._progress is not None and self._task is not None:
+            self._progress.reset(self._task, total=total, description=f"{name:<10}{self._last_line}")
+        with super().phase(name, total):
+            yield
+
+    def advance(self, done: int) -> None:
+        if self._progress is not None and self._task is not None:
+            self._progress.update(self._task, completed=done)
+
+    def step(self, step: int, num_steps: int, metrics: Mapping[str, float]) -> None:
+        width = len(str(num_steps))
+        parts = [f"{label} {metrics[name]:{form}}" for label, name, form in _COLUMNS if name in metrics]
+        times = " ".join(
+            f"{name} {metrics[f'seconds/{name}']:.1f}s" for name in _PHASES if f"seconds/{name}" in metrics
+        )
+        self._last_line = (
+            f"step {step}/{num_steps}  reward {metrics['reward']:.3f}"
+            if "reward" in metrics
+            else f"step {step}/{num_steps}"
+        )
+        self._console.print(f"step {step:>{width}}/{num_steps}  {'  '.join(parts)}  | {times}")
+        super().step(step, num_steps, metrics)
+
+
+# label, metric, format: the columns of a step's line, as far as the step has them
+_COLUMNS = (
+    ("reward", "reward", ".3f"),
+    ("loss", "loss", "+.4f"),
+    ("nll", "nll", ".4f"),
+    ("len", "response_tokens", ".1f"),
+    ("cut", "truncated", ".0%"),
+    ("entropy", "entropy", ".3f"),
+    ("clip", "clip_fraction", ".1%"),
+    ("grad", "grad_norm", ".3f"),
+    ("gap", "logprob_gap", ".0e"),
+    ("tok/s", "tokens_per_second", ",.0f"),
+)
+_PHASES = ("sample", "score", "train", "eval")

@@ -1,0 +1,35 @@
+"""metrics.jsonl: one line of numbers a step."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+
+def append_metrics(path: Path, metrics: Mapping[str, float]) -> None:
+    """Add one line. Numbers that JSON has no word for are written as null."""
+    clean = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(clean) + "\n")
+
+
+def read_metrics(path: Path) -> list[dict[str, float]]:
+    """All complete lines; a last line that a crash cut short is left out."""
+    if not path.exists():
+        return []
+    rows = []
+    for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
+        if line.endswith("\n"):
+            rows.append({name: math.nan if value is None else value for name, value in json.loads(line).items()})
+    return rows
+
+
+def drop_metrics_after(path: Path, step: int) -> None:
+    """Keep the lines of the steps up to `step`, the last one that a checkpoint knows of."""
+    if path.exists():
+        kept = [row for row in read_metrics(path) if row["step"] <= step]
+        path.write_text("", encoding="utf-8")
+        for row in kept:
+            append_metrics(path, row)

@@ -1,0 +1,89 @@
+"""report.html: curves and samples of a run in one file that needs no network."""
+
+from __future__ import annotations
+
+import html
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+_STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 68rem; margin: 2rem auto; padding: 0 1rem; color: #222; }
+h1 { font-size: 1.4rem; } h2 { font-size: 1.1rem; margin-top: 2rem; }
+pre { background: #f6f6f4; padding: .8rem 1rem; overflow-x: auto; border-radius: 6px; }
+.curves { display: grid; grid-template-columns: repeat(auto-fill, minmax(19rem, 1fr)); gap: 1rem; }
+figure { margin: 0; border: 1px solid #e4e4e0; border-radius: 6px; padding: .6rem; }
+figcaption { font-size: .85rem; display: flex; justify-content: space-between; }
+svg { width: 100%; height: 8rem; display: block; }
+table { border-collapse: collapse; width: 100%; font-size: .9rem; }
+td, th { border-bottom: 1px solid #e4e4e0; padding: .3rem .5rem; text-align: left; vertical-align: top; }
+td { white-space: pre-wrap; overflow-wrap: anywhere; }
+"""
+_FIRST = (
+    "reward",
+    "eval/sampled_reward",
+    "eval/greedy_reward",
+    "loss",
+    "nll",
+    "entropy",
+    "response_tokens",
+    "truncated",
+)
+
+
+def write_report(
+    path: Path, *, title: str, metrics: Sequence[Mapping[str, float]], objective: str, rollouts: Path | None
+) -> None:
+    """Write the page: the objective, one curve per metric, and samples of the last step."""
+    parts = [
+        "<!doctype html><html lang='en'><head><meta charset='utf-8'>",
+        f"<title>{html.escape(title)}</title><style>{_STYLE}</style></head><body><h1>{html.escape(title)}</h1>",
+        f"<pre>{html.escape(objective.strip())}</pre><h2>Curves</h2><div class='curves'>",
+        *(_curve(name, metrics) for name in _names(metrics)),
+        "</div>",
+        _samples(rollouts),
+        "</body></html>",
+    ]
+    path.write_text("\n".join(parts), encoding="utf-8")
+
+
+def _names(metrics: Sequence[Mapping[str, float]]) -> list[str]:
+    """Metrics in the order in which people look at them."""
+    found = dict.fromkeys(name for row in metrics for name in row if name != "step")
+    return [n for n in _FIRST if n in found] + sorted(n for n in found if n not in _FIRST)
+
+
+def _curve(name: str, metrics: Sequence[Mapping[str, float]]) -> str:
+    points = [(row["step"], row[name]) for row in metrics if name in row and math.isfinite(row[name])]
+    if not points:
+        return ""
+    steps, values = [p[0] for p in points], [p[1] for p in points]
+    low, high = min(values), max(values)
+    width, height = max(steps[-1] - steps[0], 1), (high - low) or 1.0
+    path = " ".join(f"{300 * (s - steps[0]) / width:.1f},{96 - 92 * (v - low) / height:.1f}" for s, v in points)
+    dots = (
+        "".join(f"<circle cx='{p.split(',')[0]}' cy='{p.split(',')[1]}' r='2' fill='#b4552d'/>" for p in path.split())
+        if len(points) < 40
+        else ""
+    )
+    return (
+        f"<figure><figcaption><b>{html.escape(name)}</b><span>{values[0]:.4g} &rarr; {values[-1]:.4g}</span></figcaption>"
+        f"<svg viewBox='0 0 300 100' preserveAspectRatio='none'><polyline points='{path}' fill='none' stroke='#b4552d' "
+        f"stroke-width='1.5' vector-effect='non-scaling-stroke'/>{dots}</svg>"
+        f"<figcaption><span>steps {steps[0]}&ndash;{steps[-1]}</span><span>{low:.4g} &hellip; {high:.4g}</span></figcaption></figure>"
+    )
+
+
+def _samples(rollouts: Path | None, count: int = 12) -> str:
+    files = sorted(rollouts.glob("step_*.jsonl")) if rollouts is not None else []
+    if not files:
+        return ""
+    rows = [json.loads(line) for line in files[-1].read_text(encoding="utf-8").splitlines()[:count]]
+    cells = "".join(
+        f"<tr><td>{html.escape(str(r['prompt']))}</td><td>{html.escape(str(r['response']))}</td>"
+        f"<td>{html.escape(str(r['label']))}</td><td>{html.escape(str(r['reward']))}</td><td>{html.escape(r['finish_reason'])}</td></tr>"
+        for r in rows
+    )
+    head = "<tr><th>prompt</th><th>response</th><th>label</th><th>reward</th><th>end</th></tr>"
+    return f"<h2>Samples of {html.escape(files[-1].stem.replace('_', ' '))}</h2><table>{head}{cells}</table>"

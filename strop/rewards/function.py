@@ -1,0 +1,90 @@
+"""Loads a user's scoring function by where it is."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from strop.types import RewardError
+
+
+def load_function(spec: str) -> Callable[[Any], Any]:
+    """Load `module:function` or `path/to/file.py:function`.
+
+    Modules are looked for in the working directory first; a file can import its neighbours, as with `python file.py`.
+
+    Args:
+        spec: where the function is.
+
+    Returns:
+        The function.
+
+    Raises:
+        RewardError: there is no such file, module or function, it is not callable, or its module fails.
+
+    >>> load_function("math:sqrt")(4)
+    2.0
+    """
+    source, colon, name = spec.rpartition(":")
+    if not (colon and source and name):
+        raise RewardError(
+            f"reward.function must be module:function or path/to/file.py:function, got {spec!r}. "
+            "The part after the colon is the function's name."
+        )
+    module = _load_file(Path(source), spec) if source.endswith(".py") else _load_module(source, spec)
+    if not hasattr(module, name):
+        raise RewardError(f"reward.function must name a function that exists, got {spec!r}: {source} has no {name!r}.")
+    function = getattr(module, name)
+    if not callable(function):
+        raise RewardError(
+            f"reward.function must name a function, got {spec!r}: {name!r} there is of type {type(function).__name__}."
+        )
+    return function
+
+
+def _load_module(source: str, spec: str) -> ModuleType:
+    _make_importable(Path.cwd())
+    try:
+        return importlib.import_module(source)
+    except ModuleNotFoundError as error:
+        if error.name and (source == error.name or source.startswith(error.name + ".")):
+            raise RewardError(
+                f"reward.function must name a module that exists, got {spec!r}: there is no module {error.name!r} in "
+                f"{Path.cwd()} or among the installed packages."
+            ) from error
+        raise RewardError(f"reward.function = {spec!r}: importing {source} failed, {error}") from error
+    except Exception as error:
+        raise RewardError(
+            f"reward.function = {spec!r}: importing {source} failed, {type(error).__name__}: {error}"
+        ) from error
+
+
+def _load_file(path: Path, spec: str) -> ModuleType:
+    if not path.is_file():
+        raise RewardError(
+            f"reward.function must name a file that exists, got {spec!r}: there is no file {path}. "
+            f"Relative paths are taken from {Path.cwd()}."
+        )
+    name = f"strop_reward_{path.stem}"
+    found = importlib.util.spec_from_file_location(name, path)
+    assert found is not None, path
+    assert found.loader is not None, path
+    module = importlib.util.module_from_spec(found)
+    _make_importable(path.resolve().parent)
+    sys.modules[name] = module  # dataclasses and pickle look a module up by its name
+    try:
+        found.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        raise RewardError(f"reward.function = {spec!r}: {path} failed, {type(error).__name__}: {error}") from error
+    return module
+
+
+def _make_importable(folder: Path) -> None:
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))

@@ -1,0 +1,88 @@
+"""Runs math-verify in a process of its own, which can be stopped: some answers would keep sympy busy for ever."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import threading
+import weakref
+from pathlib import Path
+
+from strop.types import RewardError
+
+MAX_WAIT_S = 30.0  # of wall clock; the server's own limit, in processor time, comes long before
+MAX_START_S = 300.0
+
+
+class MathsProcess:
+    """A running `maths_server.py`, started again when it is gone. Safe to use from any thread.
+
+    Raises:
+        RewardError: the server does not start.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._start()
+
+    def is_equal(self, label: str, answer: str, *, is_marked: bool) -> bool | None:
+        """Whether an answer equals the label; None if that took too long to tell.
+
+        Args:
+            label: the right answer, as LaTeX or plain text.
+            answer: the answer, or with is_marked = False the text in which to find it.
+            is_marked: the whole of `answer` is the answer.
+        """
+        with self._lock:
+            if self._process.poll() is not None:
+                self._stop()
+                self._start()
+            line = _ask(self._process, json.dumps([label, answer, is_marked]), MAX_WAIT_S)
+            return json.loads(line) if line else None
+
+    def _start(self) -> None:
+        self._process = _start()
+        self._stop = weakref.finalize(self, _stop, self._process)
+
+
+def _start() -> subprocess.Popen[bytes]:
+    # -P: what lies beside the server, or in the working directory, does not stand before installed packages.
+    command = [sys.executable, "-P", str(Path(__file__).with_name("maths_server.py"))]
+    pipe, nowhere = subprocess.PIPE, subprocess.DEVNULL
+    env = {**os.environ, "PYTHONHASHSEED": "0"}  # the same verdict in every run
+    process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=nowhere, env=env, start_new_session=True)
+    if json.loads(_ask(process, json.dumps(["1", "1", True]), MAX_START_S) or "null") is not True:
+        _stop(process)
+        raise RewardError(
+            "reward.kind = math needs a working math-verify, but its process did not answer. "
+            f'Run it to see why: {" ".join(command)} <<< \'["1", "1", true]\''
+        )
+    return process
+
+
+def _ask(process: subprocess.Popen[bytes], question: str, limit_s: float) -> bytes:
+    assert process.stdin is not None
+    assert process.stdout is not None
+    timer = threading.Timer(limit_s, process.kill)
+    timer.start()
+    try:
+        process.stdin.write(question.encode() + b"\n")
+        process.stdin.flush()
+        return process.stdout.readline()
+    except BrokenPipeError:
+        return b""
+    finally:
+        timer.cancel()
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.kill()
+    process.wait()
+    process.stdout.close()
+    with contextlib.suppress(BrokenPipeError):
+        process.stdin.close()

@@ -1,0 +1,36 @@
+"""What this machine can run."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+
+from strop import __version__
+
+_PACKAGES = ("torch", "transformers", "safetensors", "pydantic", "math-verify", "pyarrow", "reasoning-gym")
+
+
+def examine() -> Iterator[str]:
+    """Lines of a report: versions, devices, engines and trainers."""
+    import torch
+
+    yield f"strop {__version__}, Python {platform.python_version()}, {platform.system()} {platform.machine()}"
+    for package in _PACKAGES:
+        try:
+            yield f"  {package:<14} {version(package)}"
+        except PackageNotFoundError:
+            yield f"  {package:<14} not installed"
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    yield f"devices: cpu ({cores} cores, {torch.backends.cpu.get_cpu_capability()})"
+    for index in range(torch.cuda.device_count()):
+        properties = torch.cuda.get_device_properties(index)
+        yield f"  cuda:{index} {properties.name}, {properties.total_memory / 2**30:.0f} GiB"
+    yield "engines:"
+    yield "  torch   yes: in this process"
+    yield "trainers:"
+    yield "  torch   yes: one process"
+    if find_spec("reasoning_gym") is None:
+        yield "data.kind = reasoning_gym: no; pip install 'strop[tasks]'"

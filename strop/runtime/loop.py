@@ -1,0 +1,183 @@
+"""The loop: sample, score, weigh, learn."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from strop.data import Batch, build_batch
+from strop.observe.metrics_file import append_metrics
+from strop.observe.rollout_file import write_rollouts
+from strop.rollout import mix_seed, sample_group
+from strop.runtime.evaluation import answer_all
+from strop.runtime.resume import save_checkpoint
+from strop.runtime.session import Session
+from strop.trainers import with_logprobs
+from strop.types import Group, Metric, Prompt, Rollout, Sampling, StepMetrics, merge_metrics
+
+
+async def train_steps(session: Session) -> None:
+    """Make the steps that are left. A cancelled run stops between two steps, with everything of the last one written."""
+    run = session.config.run
+    if session.step == 0:
+        await evaluate_now(session)
+        session.console.phase_seconds.clear()
+    while session.step < run.num_steps:
+        prompts = [session.prompts[row] for row in session.cursor.take(session.config.rollout.prompts_per_step)]
+        groups = await sample(session, prompts)
+        rollouts, metrics = score(session, groups)
+        batch = weigh(session, rollouts)
+        metrics = merge_metrics([metrics, *learn(session, batch)])
+        await session.engine.update_weights(session.trainer.weights(), session.trainer.num_steps)
+        session.step += 1
+        session.cursor_state = session.cursor.state()
+        if session.step == run.num_steps or _is_due(session.step, session.config.eval.every_steps):
+            await evaluate_now(session)
+        record(session, rollouts, metrics)
+        if _is_due(session.step, run.checkpoint_every_steps):
+            save_checkpoint(session)
+
+
+def _is_due(step: int, every: int) -> bool:
+    return every > 0 and step % every == 0
+
+
+async def sample(session: Session, prompts: Sequence[Prompt]) -> list[Group]:
+    """A group of rollouts for each prompt, all in flight together."""
+    options = session.config.rollout
+    sampling = Sampling(
+        temperature=options.temperature,
+        max_response_tokens=options.max_response_tokens,
+        stop_token_ids=options.stop_token_ids,
+    )
+    done = 0
+
+    async def one(place: int, prompt: Prompt) -> Group:
+        nonlocal done
+        seeds = [mix_seed(session.config.seed, session.step, place, i) for i in range(options.group_size)]
+        group_id = session.step * options.prompts_per_step + place
+        group = await sample_group(
+            session.engine, prompt, group_id=group_id, seeds=seeds, sampling=sampling, decode=session.decode
+        )
+        done += 1
+        session.console.advance(done * options.group_size)
+        return group
+
+    with session.console.phase("sample", len(prompts) * options.group_size):
+        return await asyncio.gather(*(one(place, prompt) for place, prompt in enumerate(prompts)))
+
+
+def score(session: Session, groups: Sequence[Group]) -> tuple[list[Rollout], StepMetrics]:
+    """Rewards for all rollouts of the step, and what they say as metrics."""
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    with session.console.phase("score", len(rollouts)):
+        scored = session.scorer(rollouts)
+    return list(scored.rollouts), {**scored.metrics, **_rollout_metrics(scored.rollouts)}
+
+
+def _rollout_metrics(rollouts: Sequence[Rollout]) -> StepMetrics:
+    rewards: dict[int, list[float]] = {}
+    for r in rollouts:
+        if r.reward is not None:
+            rewards.setdefault(r.group_id, []).append(r.reward)
+    values = [reward for group in rewards.values() for reward in group]
+    equal = sum(max(group) == min(group) for group in rewards.values())
+    return {
+        "reward": Metric.mean(sum(values), len(values)),
+        "equal_reward_groups": Metric.mean(equal, len(rewards)),
+        "response_tokens": Metric.mean(sum(r.num_response_tokens for r in rollouts), len(rollouts)),
+        "truncated": Metric.mean(sum(r.finish_reason == "length" for r in rollouts), len(rollouts)),
+    }
+
+
+def weigh(session: Session, rollouts: Sequence[Rollout]) -> Batch:
+    """Advantages over all scored rollouts, then the batch of those that enter the loss."""
+    scored = [r for r in rollouts if r.reward is not None]
+    rewards = torch.tensor([r.reward for r in scored], dtype=torch.float64)
+    group_ids = torch.tensor([r.group_id for r in scored], dtype=torch.int64)
+    advantages = session.objective.advantages(rewards, group_ids).tolist()
+    keep_truncated = not session.config.algorithm.mask_truncated
+    kept = [
+        (rollout, advantage)
+        for rollout, advantage in zip(scored, advantages, strict=True)
+        if keep_truncated or rollout.finish_reason != "length"
+    ]
+    return build_batch([rollout for rollout, _ in kept], [advantage for _, advantage in kept])
+
+
+def learn(session: Session, batch: Batch) -> list[StepMetrics]:
+    """The optimizer steps of a batch; each has its own token weights, computed before it is cut."""
+    updates = session.config.algorithm.updates_per_batch
+    with session.console.phase("train", updates):
+        batch = _with_needed_logprobs(session, batch, needs_old=updates > 1)
+        metrics = []
+        for done, part in enumerate(_split(batch, session.step, session.config.rollout.prompts_per_step, updates)):
+            weights = session.objective.token_weights(part.loss_mask, part.sequence_ids, part.group_ids)
+            metrics.append(session.trainer.step(replace(part, token_weights=weights), session.objective))
+            session.console.advance(done + 1)
+    return metrics
+
+
+def _with_needed_logprobs(session: Session, batch: Batch, *, needs_old: bool) -> Batch:
+    """old_logprobs where several updates share a batch, ref_logprobs where the formula has a KL term."""
+    temperature = session.objective.temperature
+    old = session.trainer.logprobs(batch, model="policy", temperature=temperature) if needs_old else None
+    reference = None
+    if session.objective.uses_reference:
+        reference = session.trainer.logprobs(batch, model="reference", temperature=temperature)
+    return with_logprobs(batch, old=old, reference=reference)
+
+
+def _split(batch: Batch, step: int, prompts_per_step: int, updates: int) -> list[Batch]:
+    """Cut a batch by prompts, groups whole, into one part per update. A part may be empty."""
+    if updates == 1:
+        return [batch]
+    first_group, per_update = step * prompts_per_step, prompts_per_step // updates
+    group_of = batch.group_ids[batch.starts].tolist()
+    parts: list[list[int]] = [[] for _ in range(updates)]
+    for sequence, group in enumerate(group_of):
+        parts[(group - first_group) // per_update].append(sequence)
+    return [batch.select(part) for part in parts]
+
+
+def record(session: Session, rollouts: Sequence[Rollout], metrics: StepMetrics) -> None:
+    """One line of numbers for the step, on the console and in the run folder."""
+    seconds = session.console.phase_seconds
+    flat = {"step": session.step, **{name: metric.value for name, metric in sorted(metrics.items())}}
+    flat |= {f"seconds/{name}": value for name, value in seconds.items()}
+    num_tokens = sum(r.num_response_tokens for r in rollouts)
+    flat["tokens_per_second"] = num_tokens / max(sum(seconds[name] for name in ("sample", "score", "train")), 1e-9)
+    if session.evaluations and session.evaluations[-1].step == session.step:
+        flat |= session.evaluations[-1].metrics()
+    session.history.append(flat)
+    append_metrics(session.folder.metrics, flat)
+    if session.config.run.save_rollouts:
+        write_rollouts(session.folder.rollouts / f"step_{session.step:06d}.jsonl", rollouts)
+    session.console.step(session.step, session.config.run.num_steps, flat)
+
+
+async def evaluate_now(session: Session) -> None:
+    """Evaluate the policy as it is, if there is anything to evaluate on."""
+    if not session.eval_prompts:
+        return
+    config = session.config
+    found = await answer_all(
+        session.engine,
+        session.eval_prompts,
+        session.scorer,
+        config.eval,
+        max_response_tokens=config.rollout.max_response_tokens,
+        stop_token_ids=config.rollout.stop_token_ids,
+        seed=config.seed,
+        step=session.step,
+        decode=session.decode,
+        console=session.console,
+    )
+    session.evaluations.append(found)
+    if config.run.save_rollouts:
+        write_rollouts(session.folder.rollouts / f"eval_{session.step:06d}.jsonl", found.rollouts)
+    numbers = "  ".join(f"{name} reward {s.reward:.3f} +- {s.margin:.3f}" for name, s in found.scores.items())
+    session.console.note(f"eval after step {session.step}: {numbers}")

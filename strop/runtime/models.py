@@ -1,0 +1,81 @@
+"""Model and tokenizer from a folder, device and threads: the one file where hardware is chosen."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from strop.config import ModelOptions
+from strop.types import ModelError
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A language model on its device, its tokenizer, and the ids that end a response."""
+
+    model: Any
+    tokenizer: Any
+    stop_token_ids: frozenset[int]
+
+
+def choose_device(name: str) -> torch.device:
+    """The device that `model.device` names; "auto" is a GPU if there is one. GPU branches: not run in this project's CI."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ModelError(f"model.device must be a device of this machine, got {name!r}: {error}") from None
+    return device
+
+
+def set_threads(num_threads: int | None) -> int:
+    """CPU threads of torch: as asked, or as many cores as this process may use."""
+    count = num_threads or len(
+        os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    )
+    torch.set_num_threads(count)
+    return count
+
+
+def load_model(options: ModelOptions) -> LoadedModel:
+    """Load model and tokenizer.
+
+    Raises:
+        ModelError: the folder is missing or broken, or has no end token or tokenizer.
+    """
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    path = options.path
+    if ("/" in path or path.startswith(".")) and path.count("/") != 1 and not Path(path).is_dir():
+        raise ModelError(f"model.path must be a Hugging Face folder or name, got {path!r}: there is no such folder.")
+    device = choose_device(options.device)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=options.trust_remote_code)
+        model = AutoModelForCausalLM.from_pretrained(
+            path, dtype=getattr(torch, options.dtype), trust_remote_code=options.trust_remote_code
+        )
+    except Exception as error:  # the libraries below raise everything from OSError to SafetensorError
+        first_line = str(error).strip().split("\n")[0]
+        raise ModelError(f"model.path = {path!r} cannot be loaded: {type(error).__name__}: {first_line}") from error
+    vocab = model.get_input_embeddings().weight.shape[0]
+    if len(tokenizer) > vocab:
+        raise ModelError(f"model.path = {path!r}: the tokenizer has {len(tokenizer)} tokens, the model only {vocab}.")
+    return LoadedModel(model.to(device), tokenizer, _stop_token_ids(model, tokenizer, path))
+
+
+def _stop_token_ids(model: Any, tokenizer: Any, path: str) -> frozenset[int]:
+    """Every id that the tokenizer, the model's config or its generation config calls the end."""
+    ids: set[int] = set()
+    for found in (tokenizer.eos_token_id, model.config.eos_token_id, model.generation_config.eos_token_id):
+        ids |= set(found if isinstance(found, (list, tuple)) else [found]) - {None}
+    if not ids:
+        raise ModelError(f"model.path = {path!r} names no end token: no response could ever stop. Set eos_token_id.")
+    return frozenset(ids)

@@ -1,0 +1,71 @@
+"""The run folder: what a run writes, and where."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from strop.types import UserError
+
+_OURS = ("config.toml", "objective.txt", "metrics.jsonl", "rollouts", "checkpoints", "model", "report.html")
+
+
+class RunFolder:
+    """Paths below one run folder; made and checked before any model is loaded."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config = path / "config.toml"
+        self.objective = path / "objective.txt"
+        self.metrics = path / "metrics.jsonl"
+        self.rollouts = path / "rollouts"
+        self.checkpoints = path / "checkpoints"
+        self.model = path / "model"
+        self.report = path / "report.html"
+
+    def holds_run(self) -> bool:
+        return self.metrics.exists() or self.model.exists() or self.checkpoints.exists()
+
+    def prepare(self, *, overwrite: bool, resume: bool) -> None:
+        """Make the folder and see that it can be written; refuse one that holds a run already.
+
+        Raises:
+            UserError: it cannot be written, or holds a run and neither `overwrite` nor `resume` is asked for.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            probe = self.path / ".writable"
+            probe.write_bytes(b"")
+            probe.unlink()
+        except OSError as error:
+            raise UserError(
+                f"run.folder must be a folder that can be written, got {str(self.path)!r}: {error.strerror}."
+            ) from None
+        if resume or not self.holds_run():
+            return
+        if not overwrite:
+            raise UserError(
+                f"run.folder = {str(self.path)!r} holds a run already. Go on with --resume, replace it with --run.overwrite, "
+                "or name another folder."
+            )
+        for name in _OURS:
+            target = self.path / name
+            shutil.rmtree(target) if target.is_dir() else target.unlink(missing_ok=True)
+
+    def remove_if_empty(self) -> None:
+        """Leave nothing behind of a run that never began."""
+        if self.path.is_dir() and not any(self.path.iterdir()):
+            self.path.rmdir()
+
+    def write_model(self, model: Any, tokenizer: Any) -> None:
+        """A Hugging Face folder, complete or absent: written beside and renamed."""
+        beside, old = self.path / ".model.new", self.path / ".model.old"
+        for leftover in (beside, old):
+            shutil.rmtree(leftover, ignore_errors=True)
+        model.save_pretrained(beside)
+        tokenizer.save_pretrained(beside)
+        if self.model.exists():
+            self.model.rename(old)
+        beside.rename(self.model)
+        shutil.rmtree(old, ignore_errors=True)

@@ -1,0 +1,110 @@
+"""Everything that a training run holds, opened in one place from its config."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from strop.algorithms import PolicyObjective
+from strop.config import TrainConfig, to_toml
+from strop.data import PromptCursor, load_prompts
+from strop.engines import TorchEngine
+from strop.observe.console import Console
+from strop.rewards import Scorer, make_scorer
+from strop.rollout.single_turn import Decode
+from strop.runtime.evaluation import Evaluation
+from strop.runtime.models import LoadedModel, load_model, set_threads
+from strop.runtime.run_folder import RunFolder
+from strop.trainers import TorchTrainer
+from strop.types import DataError, Prompt
+
+
+@dataclass
+class Session:
+    """The parts of a run. `step` counts batches of rollouts that are done."""
+
+    config: TrainConfig
+    console: Console
+    folder: RunFolder
+    loaded: LoadedModel
+    prompts: tuple[Prompt, ...]
+    eval_prompts: tuple[Prompt, ...]
+    cursor: PromptCursor
+    scorer: Scorer
+    objective: PolicyObjective
+    engine: TorchEngine
+    trainer: TorchTrainer
+    decode: Decode
+    step: int = 0
+    cursor_state: dict[str, Any] = field(default_factory=dict)  # where the data stood when `step` was done
+    history: list[dict[str, float]] = field(default_factory=list)
+    evaluations: list[Evaluation] = field(default_factory=list)
+
+
+def open_session(config: TrainConfig, console: Console, folder: RunFolder) -> Session:
+    """Load what the config names. What is cheap to get wrong comes first, the model's weights last."""
+    scorer = make_scorer(config.reward)
+    set_threads(config.trainer.num_threads)
+    loaded = load_model(config.model)
+    prompts = load_prompts(config.data, loaded.tokenizer)
+    held_out = load_prompts(config.eval.data, loaded.tokenizer) if config.eval.data is not None else None
+    for name, source in (("data", prompts), ("eval.data", held_out)):
+        if source is not None and source.num_skipped:
+            console.warn(f"{name}: {source.num_skipped} broken lines were left out, as skip_bad_lines asks.")
+    _check_lengths(config, prompts.prompts, loaded.model)
+    cursor = PromptCursor(len(prompts.prompts), seed=config.seed, shuffle=config.data.shuffle)
+    objective = PolicyObjective(
+        config.algorithm,
+        temperature=config.rollout.temperature,
+        max_response_tokens=config.rollout.max_response_tokens,
+    )
+    return Session(
+        config=config,
+        console=console,
+        folder=folder,
+        loaded=loaded,
+        prompts=prompts.prompts,
+        eval_prompts=held_out.prompts if held_out is not None else (),
+        cursor=cursor,
+        scorer=scorer,
+        objective=objective,
+        engine=make_engine(config, loaded),
+        trainer=TorchTrainer(
+            loaded.model,
+            config.trainer,
+            total_steps=config.num_optimizer_steps,
+            max_logprob_gap=config.max_logprob_gap,
+            keeps_reference=objective.uses_reference,
+        ),
+        decode=decoder(loaded),
+        cursor_state=cursor.state(),
+    )
+
+
+def make_engine(config: TrainConfig, loaded: LoadedModel) -> TorchEngine:
+    """The engine that `[engine]` names, sampling from the loaded model's own weights."""
+    return TorchEngine(loaded.model, stop_token_ids=loaded.stop_token_ids, max_sequences=config.engine.max_sequences)
+
+
+def decoder(loaded: LoadedModel) -> Decode:
+    """Token ids to the text that scorers and people read."""
+    return partial(loaded.tokenizer.decode, skip_special_tokens=True)
+
+
+def _check_lengths(config: TrainConfig, prompts: tuple[Prompt, ...], model: Any) -> None:
+    """Every prompt and its longest response must fit the model, or the run would stop in the middle."""
+    limit = model.config.get_text_config().max_position_embeddings
+    longest = max(prompts, key=lambda p: len(p.tokens))
+    if len(longest.tokens) + config.rollout.max_response_tokens > limit:
+        raise DataError(
+            f"prompt row {longest.row} has {len(longest.tokens)} tokens; with rollout.max_response_tokens = "
+            f"{config.rollout.max_response_tokens} it does not fit the model's {limit} positions."
+        )
+
+
+def write_start(session: Session, formula: str) -> None:
+    """What the run folder says of a run before its first step."""
+    session.folder.config.write_text(to_toml(session.config), encoding="utf-8")
+    session.folder.objective.write_text(formula, encoding="utf-8")
+    session.folder.rollouts.mkdir(exist_ok=True)

@@ -1,0 +1,95 @@
+"""`strop sft` as a function: imitate demonstrations."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from strop import ops
+from strop.algorithms import LikelihoodObjective
+from strop.config import SFTConfig, to_toml
+from strop.data import Demonstration, PromptCursor, demonstration_batch, load_demonstrations
+from strop.observe.console import Console, QuietConsole
+from strop.observe.metrics_file import append_metrics
+from strop.observe.report import write_report
+from strop.runtime.interrupts import StopFlag, stop_flag
+from strop.runtime.models import LoadedModel, load_model, set_threads
+from strop.runtime.run_folder import RunFolder
+from strop.trainers import TorchTrainer
+
+_LINES = 20  # printed over a run
+
+
+@dataclass(frozen=True)
+class SFTResult:
+    """What a run left behind."""
+
+    folder: Path
+    model: Path
+    steps: list[dict[str, float]]
+    interrupted: bool
+
+
+def sft(config: SFTConfig, *, console: Console | None = None) -> SFTResult:
+    """Fine-tune a model on demonstrations: each optimizer step on `data.batch_size` of them.
+
+    Raises:
+        UserError: something a user can mend; nothing was trained.
+        GuardError: a loss or gradient was not finite; the model from before it is in the run folder.
+    """
+    console = console or QuietConsole()
+    folder = RunFolder(config.folder)
+    folder.prepare(overwrite=config.run.overwrite, resume=False)
+    try:
+        set_threads(config.trainer.num_threads)
+        loaded = load_model(config.model)
+        found = load_demonstrations(config.data, loaded.tokenizer)
+    except BaseException:
+        folder.remove_if_empty()
+        raise
+    if found.num_skipped:
+        console.warn(f"data: {found.num_skipped} broken lines were left out, as skip_bad_lines asks.")
+    folder.config.write_text(to_toml(config), encoding="utf-8")
+    folder.objective.write_text("minimise  -(mean over the step's response tokens of logprobs_t)\n", encoding="utf-8")
+    history: list[dict[str, float]] = []
+    try:
+        with stop_flag() as stop:
+            _steps(config, loaded, found.demonstrations, console, folder, history, stop)
+    finally:
+        folder.write_model(loaded.model, loaded.tokenizer)
+        objective = folder.objective.read_text(encoding="utf-8")
+        write_report(folder.report, title=folder.path.name, metrics=history, objective=objective, rollouts=None)
+    console.note(f"model: {folder.model}    report: {folder.report}")
+    return SFTResult(folder.path, folder.model, history, stop.is_set)
+
+
+def _steps(
+    config: SFTConfig,
+    loaded: LoadedModel,
+    demonstrations: Sequence[Demonstration],
+    console: Console,
+    folder: RunFolder,
+    history: list[dict[str, float]],
+    stop: StopFlag,
+) -> None:
+    trainer = TorchTrainer(loaded.model, config.trainer, total_steps=config.num_optimizer_steps)
+    cursor = PromptCursor(len(demonstrations), seed=config.seed, shuffle=config.data.shuffle)
+    objective, num_steps = LikelihoodObjective(), config.run.num_steps
+    with console.phase("train", num_steps):
+        for step in range(1, num_steps + 1):
+            start = time.perf_counter()
+            batch = demonstration_batch([demonstrations[row] for row in cursor.take(config.data.batch_size)])
+            weights = ops.token_weights(batch.loss_mask, batch.sequence_ids, reduction="token_mean")
+            metrics = trainer.step(replace(batch, token_weights=weights), objective)
+            rate = batch.tokens.numel() / (time.perf_counter() - start)
+            flat = {"step": step, **{name: m.value for name, m in metrics.items()}, "tokens_per_second": rate}
+            history.append(flat)
+            append_metrics(folder.metrics, flat)
+            console.advance(step)
+            if step in (1, num_steps) or step % max(1, num_steps // _LINES) == 0:
+                console.step(step, num_steps, flat)
+            if stop.is_set:
+                console.warn(f"interrupted after step {step}; saving.")
+                return

@@ -1,0 +1,140 @@
+"""`strop train` as a function: open, loop, and whatever happens leave a model and a report behind."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from strop.algorithms import objective_formula
+from strop.config import TrainConfig
+from strop.config.tree import walk
+from strop.observe.console import Console, QuietConsole
+from strop.observe.metrics_file import read_metrics
+from strop.observe.report import write_report
+from strop.runtime.evaluation import Evaluation
+from strop.runtime.loop import train_steps
+from strop.runtime.resume import restore, save_checkpoint
+from strop.runtime.run_folder import RunFolder
+from strop.runtime.session import Session, open_session, write_start
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """What a run left behind."""
+
+    folder: Path
+    model: Path  # a Hugging Face folder
+    steps: list[dict[str, float]]  # the lines of metrics.jsonl
+    evaluations: list[Evaluation]
+    interrupted: bool  # stopped by Ctrl-C or SIGTERM, between two steps
+
+
+def train(config: TrainConfig, *, resume: bool = False, console: Console | None = None) -> TrainResult:
+    """Improve a model by reinforcement learning as the config says.
+
+    Args:
+        config: from `strop.load_config`.
+        resume: go on from the newest complete checkpoint in the run folder.
+        console: where progress goes; None means nowhere.
+
+    Returns:
+        TrainResult. After Ctrl-C too: the model is written as it was after the last whole step.
+
+    Raises:
+        UserError: something a user can mend; nothing was trained.
+        GuardError: a guard stopped a step before the optimizer; the model from before it is in the run folder.
+    """
+    console = console or QuietConsole()
+    for _, table in walk(config):
+        for warning in table.warnings():
+            console.warn(warning)
+    folder = RunFolder(config.folder)
+    folder.prepare(overwrite=config.run.overwrite, resume=resume)
+    try:
+        session = open_session(config, console, folder)
+        if resume:
+            restore(session)
+    except BaseException:
+        folder.remove_if_empty()
+        raise
+    formula = objective_formula(config)
+    write_start(session, formula)
+    console.note(formula)
+    console.note(f"first prompt as the model reads it: {session.prompts[0].text!r}")
+    interrupted = run_async(_run(session))
+    return TrainResult(folder.path, folder.model, session.history, session.evaluations, interrupted)
+
+
+async def _run(session: Session) -> bool:
+    """The loop, with the model and the report written however it ends. True if it was interrupted."""
+    interrupted = False
+    try:
+        with _cancel_on_sigterm():
+            await train_steps(session)
+    except asyncio.CancelledError:
+        interrupted = True
+        session.console.warn(f"interrupted after step {session.step}; saving.")
+    finally:
+        await session.engine.close()
+        _finish(session)
+    return interrupted
+
+
+def _finish(session: Session) -> None:
+    if session.config.run.checkpoint_every_steps:
+        save_checkpoint(session)
+    session.folder.write_model(session.loaded.model, session.loaded.tokenizer)
+    write_report(
+        session.folder.report,
+        title=session.folder.path.name,
+        metrics=read_metrics(session.folder.metrics),
+        objective=session.folder.objective.read_text(encoding="utf-8"),
+        rollouts=session.folder.rollouts,
+    )
+    session.console.note(f"model: {session.folder.model}    report: {session.folder.report}")
+
+
+@contextmanager
+def _cancel_on_sigterm() -> Iterator[None]:
+    """SIGTERM ends a run as Ctrl-C does, where this is the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None
+    loop.add_signal_handler(signal.SIGTERM, task.cancel)
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGTERM)
+
+
+def run_async(work: Coroutine[Any, Any, T]) -> T:
+    """Run to the end, also from inside a notebook, whose own event loop is running already."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(work)
+    outcome: list[T] = []
+    errors: list[BaseException] = []
+
+    def in_thread() -> None:
+        try:
+            outcome.append(asyncio.run(work))
+        except BaseException as error:  # noqa: BLE001 - raised again in the caller's thread
+            errors.append(error)
+
+    thread = threading.Thread(target=in_thread)
+    thread.start()
+    thread.join()
+    if errors:
+        raise errors[0]
+    return outcome[0]

@@ -1,0 +1,60 @@
+"""A trainer's state on disk: safetensors and JSON, no pickle."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from strop.types import UserError
+
+_MOMENTS = ("exp_avg", "exp_avg_sq", "step")
+
+
+def save(folder: Path, parameters: dict[str, Tensor], optimizer: torch.optim.Optimizer, *, num_steps: int) -> None:
+    """Write weights.safetensors, optimizer.safetensors and trainer.json into a folder that exists."""
+    save_file({name: p.detach().contiguous() for name, p in parameters.items()}, folder / "weights.safetensors")
+    moments = {
+        f"{moment}/{name}": optimizer.state[p][moment].contiguous()
+        for name, p in parameters.items()
+        if p in optimizer.state
+        for moment in _MOMENTS
+    }
+    save_file(moments, folder / "optimizer.safetensors")
+    (folder / "trainer.json").write_text(json.dumps({"num_steps": num_steps}))
+
+
+def load(folder: Path, parameters: dict[str, Tensor], optimizer: torch.optim.Optimizer) -> int:
+    """Fill parameters and optimizer from a folder that `save` wrote; returns the number of optimizer steps made.
+
+    Raises:
+        UserError: names or shapes differ.
+    """
+    weights = load_file(folder / "weights.safetensors")
+    check_names(weights, parameters, where=folder / "weights.safetensors")
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            parameter.copy_(weights[name])
+    moments = load_file(folder / "optimizer.safetensors")
+    for name, parameter in parameters.items():
+        if f"step/{name}" in moments:
+            found = {moment: moments[f"{moment}/{name}"] for moment in _MOMENTS}
+            optimizer.state[parameter] = {
+                moment: value.clone() if moment == "step" else value.to(parameter.device)
+                for moment, value in found.items()
+            }
+    return int(json.loads((folder / "trainer.json").read_text())["num_steps"])
+
+
+def check_names(found: dict[str, Tensor], wanted: dict[str, Tensor], *, where: object) -> None:
+    """Refuse weights whose names or shapes are not the wanted ones, with the lists of both."""
+    missing, unexpected = sorted(set(wanted) - set(found)), sorted(set(found) - set(wanted))
+    if missing or unexpected:
+        raise UserError(f"{where}: weights do not fit the model: missing {missing}, unexpected {unexpected}.")
+    wrong = [n for n in wanted if found[n].shape != wanted[n].shape]
+    if wrong:
+        shapes = [f"{n} {tuple(found[n].shape)} for {tuple(wanted[n].shape)}" for n in wrong]
+        raise UserError(f"{where}: weights do not fit the model: shapes {', '.join(shapes)}.")

@@ -1,0 +1,202 @@
+"""The trainer `torch`: one Hugging Face model, AdamW, this process."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from strop.algorithms import Objective, TrainableTokens
+from strop.config import TorchTrainerOptions
+from strop.data.batch import Batch
+from strop.trainers import state
+from strop.trainers.forward import TokenScorer
+from strop.trainers.layout import cut
+from strop.trainers.schedule import lr_factor
+from strop.types import GuardError, Metric, StepMetrics, merge_metrics
+
+
+class TorchTrainer:
+    """Learns by AdamW on the model it is given.
+
+    Args:
+        model: a Hugging Face causal language model, on its device.
+        options: the table `[trainer]`.
+        total_steps: optimizer steps of the whole run, the length of the schedule.
+        max_logprob_gap: mean |engine - trainer| log-probability above which a step is refused.
+        keeps_reference: hold a frozen copy of the model as it is now.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        options: TorchTrainerOptions,
+        *,
+        total_steps: int,
+        max_logprob_gap: float = math.inf,
+        keeps_reference: bool = False,
+    ) -> None:
+        self.model = model.eval()  # no dropout: the sampler has none, and the two must agree
+        self.options = options
+        self.total_steps = total_steps
+        self.max_logprob_gap = max_logprob_gap
+        self.num_steps = 0  # optimizer steps made
+        self._policy = TokenScorer(model)
+        self._reference = TokenScorer(copy.deepcopy(model).requires_grad_(False)) if keeps_reference else None
+        self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self._optimizer = torch.optim.AdamW(
+            self._parameter_groups(), lr=options.lr, betas=(options.beta1, options.beta2), eps=options.adam_eps
+        )
+
+    def _parameter_groups(self) -> list[dict[str, Any]]:
+        """Matrices decay; norms and biases do not."""
+        matrices = [p for p in self._parameters.values() if p.dim() >= 2]
+        vectors = [p for p in self._parameters.values() if p.dim() < 2]
+        return [
+            {"params": matrices, "weight_decay": self.options.weight_decay},
+            {"params": vectors, "weight_decay": 0.0},
+        ]
+
+    @torch.no_grad()
+    def logprobs(
+        self, batch: Batch, *, model: Literal["policy", "reference"] = "policy", temperature: float = 1.0
+    ) -> Tensor:
+        """Log-probabilities [T] of the batch's trainable tokens, 0 elsewhere; no gradient."""
+        scorer = self._policy if model == "policy" else self._reference
+        if scorer is None:
+            raise ValueError("this trainer was made without a reference; pass keeps_reference=True.")
+        found = torch.zeros(batch.tokens.shape, dtype=torch.float32)
+        for sequences in self._cut(batch):
+            part = batch.select(sequences)
+            if not part.loss_mask.any():
+                continue
+            numbers, _ = scorer(part, temperature=temperature, layout=self.options.layout, with_entropy=False)
+            found[batch.positions(sequences)[part.loss_mask]] = numbers.float().cpu()
+        return found
+
+    def step(self, batch: Batch, objective: Objective) -> StepMetrics:
+        """One optimizer step on the whole batch, in micro-batches; the sum of weight x loss over all of them.
+
+        Raises:
+            GuardError: before the optimizer moves: a loss or gradient that is not finite (naming the sequences), or a
+                gap between engine and trainer above its bound.
+        """
+        if not batch.loss_mask.any():
+            return {"skipped_steps": Metric("sum", 1.0)}
+        self._optimizer.zero_grad(set_to_none=True)
+        parts = [self._accumulate(batch.select(sequences), objective) for sequences in self._cut(batch)]
+        metrics = merge_metrics(parts)
+        metrics["loss"] = Metric.mean(metrics["loss"].total, 1)  # parts add up to the step's loss; steps are averaged
+        self._guard_gap(metrics)
+        norm = torch.nn.utils.clip_grad_norm_(self._parameters.values(), self.options.max_grad_norm)
+        if not torch.isfinite(norm):
+            raise GuardError(self._blame(batch, objective))
+        lr = self._set_lr()
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        self.num_steps += 1
+        return metrics | {"grad_norm": Metric.mean(float(norm), 1), "lr": Metric("max", lr)}
+
+    def _cut(self, batch: Batch) -> list[list[int]]:
+        options = self.options
+        return cut(batch.lengths, max_tokens=options.max_tokens_per_micro_batch, kind=options.layout)
+
+    def _accumulate(self, part: Batch, objective: Objective) -> StepMetrics:
+        """Forward and backward of one micro-batch."""
+        if not part.loss_mask.any():
+            return {}
+        loss, metrics = self._weighted_loss(part, objective)
+        total = float(loss.detach())
+        if not math.isfinite(total):
+            raise GuardError(self._blame(part, objective))
+        loss.backward()
+        return metrics | {"loss": Metric("sum", total)}
+
+    def _weighted_loss(self, part: Batch, objective: Objective) -> tuple[Tensor, StepMetrics]:
+        logprobs, entropy = self._policy(
+            part, temperature=objective.temperature, layout=self.options.layout, with_entropy=True
+        )
+        selected = _trainable(part.to(logprobs.device), logprobs, entropy)
+        losses, metrics = objective.loss(selected)
+        weights = part.token_weights[part.loss_mask].to(losses.device, losses.dtype)
+        return (weights * losses).sum(), metrics
+
+    def _guard_gap(self, metrics: StepMetrics) -> None:
+        gap = metrics.get("logprob_gap")
+        if gap is not None and not gap.value <= self.max_logprob_gap:
+            raise GuardError(
+                f"guards.max_logprob_gap must hold: engine and trainer differ by {gap.value:.3g} nats per token on average "
+                f"(bound {self.max_logprob_gap:g}, largest {metrics['logprob_gap_max'].value:.3g}). The step was not made. "
+                "They do not compute the same policy: look at weights, dtype, temperature and end tokens."
+            )
+
+    def _blame(self, batch: Batch, objective: Objective) -> str:
+        """Which sequences make the loss or the gradient not finite, each tried alone."""
+        guilty = []
+        for index, name in enumerate(batch.names):
+            part = batch.select([index])
+            if not part.loss_mask.any():
+                continue
+            self._optimizer.zero_grad(set_to_none=True)
+            loss, _ = self._weighted_loss(part, objective)
+            loss.backward()
+            gradients = [p.grad for p in self._parameters.values() if p.grad is not None]
+            if not torch.isfinite(loss) or not all(torch.isfinite(g).all() for g in gradients):
+                guilty.append(name)
+        self._optimizer.zero_grad(set_to_none=True)
+        named = ", ".join(guilty[:5]) + (f" and {len(guilty) - 5} more" if len(guilty) > 5 else "")
+        return f"loss or gradient is not finite; the step was not made. It comes from {named or 'no sequence alone'}."
+
+    def _set_lr(self) -> float:
+        options = self.options
+        lr = options.lr * lr_factor(
+            self.num_steps,
+            total_steps=self.total_steps,
+            warmup_steps=options.warmup_steps,
+            schedule=options.lr_schedule,
+        )
+        for group in self._optimizer.param_groups:
+            group["lr"] = lr
+        return lr
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Parameters under their Hugging Face names, tied ones once."""
+        yield from self.model.named_parameters()
+
+    def save(self, folder: Path) -> None:
+        """Write weights, moments and the step count: safetensors and JSON."""
+        state.save(folder, self._parameters, self._optimizer, num_steps=self.num_steps)
+
+    def load(self, folder: Path) -> None:
+        """Read what `save` wrote into this model and optimizer."""
+        self.num_steps = state.load(folder, self._parameters, self._optimizer)
+
+
+def _trainable(part: Batch, logprobs: Tensor, entropy: Tensor | None) -> TrainableTokens:
+    """The trainable tokens of a micro-batch; masked slots are dropped here, before any arithmetic."""
+    mask = part.loss_mask
+
+    def pick(values: Tensor | None) -> Tensor | None:
+        return None if values is None else values[mask]
+
+    old = pick(part.old_logprobs)
+    return TrainableTokens(
+        logprobs=logprobs,
+        entropy=entropy,
+        old_logprobs=logprobs.detach() if old is None else old,
+        rollout_logprobs=part.rollout_logprobs[mask],
+        ref_logprobs=pick(part.ref_logprobs),
+        advantages=part.advantages[mask],
+        sequence_ids=part.sequence_ids[mask],
+    )
+
+
+def with_logprobs(batch: Batch, *, old: Tensor | None, reference: Tensor | None) -> Batch:
+    """The batch with the log-probabilities that a formula needs beside the current ones."""
+    return replace(batch, old_logprobs=old, ref_logprobs=reference)
