@@ -108,3 +108,11 @@ def values(options: Options) -> dict[str, Any]:
             if not isinstance(value, Options):
                 flat[f"{prefix}.{name}" if prefix else name] = value
     return flat
+
+
+def described(options: Options, path: str) -> str:
+    """What an option of this config means."""
+    *tables_above, name = path.split(".")
+    for part in tables_above:
+        options = getattr(options, part)
+    return type(options).model_fields[name].description or "Which variant of this table."

@@ -12,29 +12,26 @@ from rich.markup import escape
 from rich.table import Table
 
 from strop.config import SFTConfig, TrainConfig
-from strop.config.tree import walk
+from strop.config.tree import described, values
 from strop.types import Rollout
 
 
 def print_options(config: TrainConfig | SFTConfig) -> None:
-    """Every option of a config: value, where it comes from, what it means."""
-    table = Table("option", "value", "from", "meaning", box=None, pad_edge=False, header_style="bold")
-    for prefix, options in walk(config):
-        for name, value in options:
-            path = f"{prefix}.{name}" if prefix else name
-            if path in _table_paths(config):
-                continue
-            field = type(options).model_fields[name]
-            origin = config.origins.get(path, "default")
-            style = "dim" if origin == "default" else "bold"
-            meaning = field.description or "which variant of this table"
-            shown = "none" if value is None else str(value)
-            table.add_row(path, f"[{style}]{escape(shown)}[/{style}]", escape(origin), f"[dim]{escape(meaning)}[/dim]")
-    Console(highlight=False).print(table)
-
-
-def _table_paths(config: TrainConfig | SFTConfig) -> set[str]:
-    return {prefix for prefix, _ in walk(config)}
+    """Every option of a config: value, where it comes from, and on a wide terminal what it means."""
+    console = Console(highlight=False)
+    with_meaning = console.width >= 120
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("option", "value", "from"):
+        table.add_column(title, overflow="fold")
+    if with_meaning:
+        table.add_column("meaning", overflow="fold")
+    for path, value in values(config).items():
+        origin = config.origins.get(path, "default")
+        style = "dim" if origin == "default" else "bold"
+        shown = "none" if value is None else str(value)
+        meaning = [f"[dim]{escape(described(config, path))}[/dim]"] if with_meaning else []
+        table.add_row(path, f"[{style}]{escape(shown)}[/{style}]", escape(origin), *meaning)
+    console.print(table)
 
 
 def print_evaluation(

@@ -91,7 +91,7 @@ def _last_boxed(text: str) -> str | None:
             opened.append(None)
         elif found == "}":
             begin = opened.pop() if opened else None
-            if begin is not None:
+            if begin is not None and (last is None or begin > last[0]):  # of nested boxes the inner one
                 last = (begin, match.start())
         elif found.endswith("{") and len(found) > 2:
             opened.append(match.end())

@@ -65,6 +65,9 @@ def test_a_minimal_file_loads(load):
         ("[algorithm.policy_loss]\neps_clp = 0.3", "algorithm.policy_loss.eps_clp", "algorithm.policy_loss.eps_clip"),
         ("[run]\nnum_step = 3", "run.num_step", "run.num_steps"),
         ("[traner]\nlr = 0.1", "traner", "trainer"),
+        # two tables have a temperature: the one meant is the one at hand
+        ("[rollout]\ntemperatur = 1.0", "rollout.temperatur", "rollout.temperature"),
+        ("[eval]\ntemperatur = 1.0", "eval.temperatur", "eval.temperature"),
         ("[algorithm.kll]\ncoef = 0.1", "algorithm.kll", "algorithm.kl"),
         # a hyphen for an underscore, in the key and in the name of a table
         ("[run]\nnum-steps = 3", "run.num-steps", "run.num_steps"),

@@ -1,4 +1,4 @@
-"""The tree of options as a whole: all of it is described, and whatever a user writes ends in a config or a ConfigError."""
+"""The tree of options as a whole: all is described, and whatever a user writes ends in a config or a ConfigError."""
 
 import copy
 from typing import get_args

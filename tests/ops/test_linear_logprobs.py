@@ -133,8 +133,8 @@ def test_half_precision_is_reduced_in_float32(dtype):
 
 
 def test_weight_gradient_in_bfloat16_does_not_drown_in_many_chunks():
-    # 200 chunks of the same tokens: the sum grows to 200 times each part, and bfloat16 has 8 bits.
-    # Accumulated in float32 and rounded once, as one matrix product does it, the error is about 2^-9 = .2 per cent of the largest entry.
+    # 200 chunks of the same tokens: the sum grows to 200 times each part, and bfloat16 has 8 bits. Accumulated in
+    # float32 and rounded once, as one matrix product does it, the error is about 2^-9 = .2 per cent of the largest entry.
     generator = torch.Generator().manual_seed(0)
     hidden = torch.randn(256, 4, generator=generator).bfloat16().repeat(200, 1)
     targets = torch.randint(3, (256,), generator=generator).repeat(200)

@@ -1,4 +1,4 @@
-"""PPO clip, dual clip and CISPO: values by hand, a slow reference by branches instead of min and max, limits, errors."""
+"""PPO clip, dual clip and CISPO: values by hand, a slow reference of branches in place of min and max, limits."""
 
 import math
 

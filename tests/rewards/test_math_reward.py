@@ -51,7 +51,7 @@ def score(scorer):
         (r"\boxed{5}", 5, 1.0),
         (r"\boxed{50\%}", "50", 1.0),
         (r"\boxed{\{1, 2\}}", r"\{2, 1\}", 1.0),
-        (r"\boxed{3, \boxed{4}}", "4", 0.0),
+        (r"\boxed{3, \boxed{4}}", "4", 1.0),
         (r"\boxed{7} and \boxed{", "7", 1.0),
         (r"\boxed{7} #### 8", "7", 1.0),
         ("#### 3 #### 4", "4", 1.0),
@@ -86,7 +86,6 @@ def test_the_final_answer_is_compared_as_mathematics(score, text, label, reward)
         r"\boxed{" * (10**6 // 7),
         r"\boxed" + "{}" * (10**6 // 2),
         "\x00\ud800",
-        r"\boxed{" + "{" * 140 + "1" + "}" * 140 + "}",
     ],
     ids=lambda text: f"{text[:8]!r}*{len(text)}",
 )
@@ -97,6 +96,7 @@ def test_strange_texts_have_a_score_within_a_second(score, text):
 
 
 BOMBS = [r"\boxed{9^{9^{9^9}}}", "9^9^9^9", r"\boxed{(10^{10})!}", r"\boxed{\sum_{n=1}^{10^9} \frac{1}{n}}"]
+BOMBS += [r"\boxed{" + "{" * 140 + "1" + "}" * 140 + "}"]
 
 
 @pytest.mark.parametrize("bomb", BOMBS)

@@ -1,0 +1,80 @@
+"""The printed objective has the numbers of the config in it, and nothing of what the config does not use."""
+
+import pytest
+
+from strop.algorithms import objective_formula
+from strop.config import TrainConfig, make_config
+
+VALID = {"model": {"path": "m"}, "data": {"kind": "jsonl", "path": "d"}, "reward": {"kind": "exact"}}
+
+
+def formula(**tables):
+    return objective_formula(make_config(TrainConfig, VALID | tables, {}, file="run.toml"))
+
+
+def test_ppo_clip_with_everything():
+    text = formula(
+        algorithm={
+            "policy_loss": {"kind": "ppo_clip", "eps_clip": 0.2, "eps_clip_high": 0.28, "eps_clip_c": 3.5},
+            "kl": {"coef": 0.07, "kind": "k2"},
+            "advantage": {"kind": "group", "std_eps": 0.125},
+            "entropy_coef": 0.003,
+            "reduction": "constant_length",
+            "updates_per_batch": 4,
+        },
+        rollout={"prompts_per_step": 8, "group_size": 6, "max_response_tokens": 77, "temperature": 0.9},
+        run={"num_steps": 5},
+    )
+    assert "sum_t w_t [ loss_t + 0.07 kl_t - 0.003 entropy_t ]" in text
+    assert "max(-A_t r_t, -A_t clip(r_t, 0.8, 1.28))" in text
+    assert "min(loss_t, 3.5 |A_t|)   where A_t < 0" in text
+    assert "kl_t = d_t^2 / 2,  d_t = logprobs_t - ref_logprobs_t" in text
+    assert "A_t = (R - mean_group(R)) / (std_group(R) + 0.125)" in text
+    assert "1 / (sequences of the step x 77)" in text
+    assert "at temperature 0.9" in text
+    assert "8 prompts x 6 samples = 48 sequences of at most 77 tokens" in text
+    # 48 sequences in 4 updates; 5 batches x 4 updates
+    assert "4 optimizer steps of 12 sequences -> 20 optimizer steps in 5 batches" in text
+    assert "the last update of a batch is 3 steps off-policy" in text
+
+
+def test_cispo_names_its_band_and_its_source():
+    text = formula(algorithm={"preset": "cispo"})
+    assert "-stop_gradient(clip(r_t, 0, 5)) A_t logprobs_t" in text  # 1 - 1 and 1 + 4
+    assert "MiniMax-M1, arXiv:2506.13585" in text
+    assert "w_t = 1 / (trainable tokens of the step)" in text
+
+
+def test_the_upper_bound_is_the_lower_ones_distance_unless_given():
+    text = formula(algorithm={"policy_loss": {"kind": "ppo_clip", "eps_clip": 0.3}, "updates_per_batch": 2})
+    assert "clip(r_t, 0.7, 1.3)" in text
+
+
+@pytest.mark.parametrize("absent", ["kl_t", "entropy_t", "dual clip", "left out", "at temperature", "ref_logprobs"])
+def test_what_is_not_used_is_not_printed(absent):
+    assert absent not in formula()
+
+
+def test_a_penalty_on_entropy_is_printed_with_its_sign():
+    assert "loss_t + 0.5 entropy_t" in formula(algorithm={"entropy_coef": -0.5})
+
+
+@pytest.mark.parametrize(
+    "reduction, weight",
+    [
+        ("sequence_mean", "sequences of the step x trainable tokens of its sequence"),
+        ("prompt_mean", "prompts of the step x trainable tokens of its prompt"),
+    ],
+)
+def test_the_reduction_is_printed_as_a_weight(reduction, weight):
+    assert f"w_t = 1 / ({weight})" in formula(algorithm={"reduction": reduction})
+
+
+def test_masked_truncation_is_printed():
+    assert "responses cut at the limit are left out" in formula(algorithm={"mask_truncated": True})
+
+
+def test_dr_grpo_divides_by_no_standard_deviation():
+    text = formula(algorithm={"preset": "dr_grpo"})
+    assert "A_t = R - mean_group(R)" in text
+    assert "std_group" not in text

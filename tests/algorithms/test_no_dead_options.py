@@ -1,0 +1,195 @@
+"""Every option of [algorithm] moves what is learned, or is refused; nothing is accepted and then ignored.
+
+The options, and another value for each, are read off the tree itself, so a new option is tested the day it is added.
+A batch goes through the loop's own `weigh` and `learn` into the real trainer; what counts is where the weights end.
+"""
+
+import contextlib
+import copy
+import types
+from functools import cache
+from typing import Literal, get_args, get_origin
+
+import annotated_types
+import pytest
+import tiny_models
+import torch
+
+from strop.algorithms import PolicyObjective
+from strop.config import AlgorithmOptions, TrainConfig, make_config, tree
+from strop.runtime.loop import learn, weigh
+from strop.trainers import TorchTrainer
+from strop.types import ConfigError, Prompt, Rollout
+
+PROMPTS, SAMPLES, VOCAB = 4, 3, 4
+ROOT = {
+    "model": {"path": "m"},
+    "data": {"kind": "jsonl", "path": "d"},
+    "reward": {"kind": "exact"},
+    "rollout": {"prompts_per_step": PROMPTS, "group_size": SAMPLES, "max_response_tokens": 9},
+    # A large adam_eps keeps the size of a gradient visible, and the rate is high, so that the second update of a batch
+    # starts with ratios far from 1, where bounds and caps decide.
+    "trainer": {"lr": 6.0, "adam_eps": 1.0, "max_grad_norm": float("inf")},
+}
+UPDATES_AND_KL = {"updates_per_batch": 2, "kl": {"coef": 0.25}}
+NO_STD = {"updates_per_batch": 2, "advantage": {"kind": "group", "normalize_std": False}}
+BASES = {
+    "bare": {},
+    "two updates": {"updates_per_batch": 2},
+    "two updates, KL": UPDATES_AND_KL,
+    "two updates, KL, CISPO": UPDATES_AND_KL | {"policy_loss": {"kind": "cispo"}},
+    "two updates, no std": NO_STD,
+    "CISPO": {"policy_loss": {"kind": "cispo"}},
+}
+LEAVES = tree.leaves(AlgorithmOptions)
+PATHS = tree.paths(AlgorithmOptions)
+
+
+def config_of(algorithm):
+    return make_config(TrainConfig, ROOT | {"algorithm": algorithm}, {}, file="run.toml")
+
+
+def unchecked_config_of(algorithm):
+    """The same without the rules that refuse idle options: what would have happened."""
+    return TrainConfig.model_validate(ROOT | {"algorithm": algorithm})
+
+
+@cache
+def scored_rollouts():
+    """Four prompts x three samples of uneven length and reward, a third of them truncated."""
+    generator = torch.Generator().manual_seed(3)
+    rollouts = []
+    for row in range(PROMPTS):
+        prompt = Prompt(row=row, tokens=(row,), text="")
+        for sample in range(SAMPLES):
+            response = torch.randint(VOCAB, (2 + row + sample,), generator=generator).tolist()
+            rollouts.append(
+                Rollout(
+                    prompt=prompt,
+                    group_id=row,
+                    sample=sample,
+                    tokens=(row, *response),
+                    response_mask=(False,) + (True,) * len(response),
+                    rollout_logprobs=(0.0,) * (1 + len(response)),
+                    policy_versions=(-1,) + (0,) * len(response),
+                    finish_reason="length" if sample == 1 else "stop",
+                    text="",
+                    reward=float((row + 2 * sample) % 3 - 0.25 * row),
+                )
+            )
+    return rollouts
+
+
+def learned(config):
+    """The weights after one batch. The reference is another policy than the one that learns."""
+    model = tiny_models.bigram(rows=((0.4, 0.3, 0.2, 0.1),) * VOCAB)
+    objective = PolicyObjective(
+        config.algorithm,
+        temperature=config.rollout.temperature,
+        max_response_tokens=config.rollout.max_response_tokens,
+    )
+    trainer = TorchTrainer(model, config.trainer, total_steps=2, keeps_reference=objective.uses_reference)
+    with torch.no_grad():
+        model.table += torch.randn(VOCAB, VOCAB, generator=torch.Generator().manual_seed(4))
+    console = types.SimpleNamespace(phase=lambda *_: contextlib.nullcontext(), advance=lambda _: None)
+    session = types.SimpleNamespace(config=config, objective=objective, trainer=trainer, console=console, step=0)
+    learn(session, weigh(session, scored_rollouts()))
+    assert model.table.isfinite().all()
+    return model.table.detach().flatten().tolist()
+
+
+def inner_type(annotation):
+    """float of `float | None`."""
+    parts = [part for part in get_args(annotation) if part is not type(None)]
+    is_optional = type(None) in get_args(annotation)
+    return parts[0] if is_optional else annotation
+
+
+def other_values(leaf, value):
+    """Values of this option that are allowed and differ from `value`: all choices, or numbers just off its bounds."""
+    kind = inner_type(leaf.field.annotation)
+    if get_origin(kind) is Literal:
+        return [choice for choice in get_args(kind) if choice != value]
+    if kind is bool:
+        return [not value]
+    assert kind in (int, float), f"{leaf.path}: add a way to vary {leaf.field.annotation}"
+    low = [m.ge if isinstance(m, annotated_types.Ge) else m.gt for m in leaf.field.metadata if hasattr_bound(m)]
+    step = 1 if kind is int else 0.5
+    numbers = [(low[0] if low else 0) + step * factor for factor in (1, 1.5) if kind is float or factor == 1]
+    if kind is int and value != low[0]:
+        numbers.append(low[0])
+    return [number for number in numbers if number != value]
+
+
+def hasattr_bound(constraint):
+    return isinstance(constraint, annotated_types.Ge | annotated_types.Gt)
+
+
+def with_option(algorithm, path, value):
+    """A copy of the table with one option set; a new `kind` starts its table anew."""
+    changed = copy.deepcopy(algorithm)
+    *tables, name = path.split(".")
+    place = changed
+    for table in tables:
+        place = place.setdefault(table, {})
+    if name == "kind" and path != "algorithm.kl.kind" and len(kinds_at(path)) > 1:
+        place.clear()
+    place[name] = value
+    if tables and len(kinds_at(f"{tables[0]}.kind")) > 1:
+        place.setdefault("kind", "ppo_clip")
+    return changed
+
+
+def kinds_at(path):
+    """The variants that this path's table may be of, if it is one of several."""
+    return sorted({leaf.kind for leaf in LEAVES if leaf.path == path and leaf.kind is not None})
+
+
+def changes(base):
+    """(path, value) for every other value of every option that the base config has."""
+    current = tree.values(config_of(base).algorithm)
+    for path, value in current.items():
+        if path == "preset" and base:
+            continue  # what is set beside a preset wins, so only the bare table shows what it does
+        owners = [leaf for leaf in LEAVES if leaf.path == path]
+        if path.endswith(".kind") and len(owners) > 1:
+            yield from ((path, kind) for kind in kinds_at(path) if kind != value)
+            continue
+        table_kind = current.get(f"{path.rpartition('.')[0]}.kind")
+        leaf = next(leaf for leaf in owners if len(owners) == 1 or leaf.kind == table_kind)
+        yield from ((path, other) for other in other_values(leaf, value))
+
+
+@cache
+def outcome_of_base(name):
+    return learned(config_of(BASES[name]))
+
+
+CHANGES = [(name, path, value) for name, base in BASES.items() for path, value in changes(base)]
+
+
+@pytest.mark.parametrize("name, path, value", CHANGES, ids=[f"{n}-{p}-{v}" for n, p, v in CHANGES])
+def test_an_option_moves_what_is_learned_or_is_refused(name, path, value):
+    algorithm = with_option(BASES[name], path, value)
+    try:
+        moved = learned(config_of(algorithm)) != outcome_of_base(name)
+    except ConfigError as error:
+        assert f"algorithm.{path}" in str(error) or path == "updates_per_batch"
+        assert learned(unchecked_config_of(algorithm)) == outcome_of_base(name), "refused, although it would have acted"
+    else:
+        assert moved, "accepted, and it changed nothing"
+
+
+def test_every_option_is_varied_and_accepted_somewhere():
+    accepted = set()
+    for name, path, value in CHANGES:
+        with contextlib.suppress(ConfigError):
+            config_of(with_option(BASES[name], path, value))
+            accepted.add(path)
+    only_one_choice = {"advantage.kind"}
+    assert accepted == set(PATHS) - only_one_choice
+
+
+def test_the_same_batch_learns_the_same_twice():
+    # otherwise every option would seem to move something
+    assert learned(config_of({})) == learned(config_of({}))
