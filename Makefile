@@ -12,7 +12,7 @@ quickstart: .venv/run.stamp
 	$(BIN)/python examples/quickstart/run.py --seed $(SEED)
 
 test: .venv/dev.stamp
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist loadfile $(if $(GPUS),--gpus $(GPUS))
 
 check: format lint types docs
 
@@ -27,6 +27,7 @@ types: .venv/dev.stamp
 
 docs: .venv/dev.stamp
 	$(BIN)/python tools/check_docs.py
+	$(BIN)/python tools/workflow_matrix.py
 	$(BIN)/mkdocs build --quiet --strict --site-dir .venv/site
 
 .venv/bin/python:

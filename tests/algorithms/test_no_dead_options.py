@@ -1,7 +1,8 @@
 """Every option of [algorithm] moves what is learned, or is refused; nothing is accepted and then ignored.
 
 The options, and another value for each, are read off the tree itself, so a new option is tested the day it is added.
-A batch goes through the loop's own `weigh` and `learn` into the real trainer; what counts is where the weights end.
+A batch goes through the loop's own `weigh` and `learn` into the real trainer; what counts is where the weights
+end and the loss of each update. (Where all ratios are 1, PPO and CISPO have one gradient and different losses.)
 """
 
 import contextlib
@@ -29,7 +30,7 @@ ROOT = {
     "rollout": {"prompts_per_step": PROMPTS, "group_size": SAMPLES, "max_response_tokens": 9},
     # A large adam_eps keeps the size of a gradient visible, and the rate is high, so that the second update of a batch
     # starts with ratios far from 1, where bounds and caps decide.
-    "trainer": {"lr": 6.0, "adam_eps": 1.0, "max_grad_norm": float("inf")},
+    "trainer": {"lr": 24.0, "adam_eps": 1.0, "max_grad_norm": float("inf")},
 }
 UPDATES_AND_KL = {"updates_per_batch": 2, "kl": {"coef": 0.25}}
 NO_STD = {"updates_per_batch": 2, "advantage": {"kind": "group", "normalize_std": False}}
@@ -81,7 +82,7 @@ def scored_rollouts():
 
 
 def learned(config):
-    """The weights after one batch. The reference is another policy than the one that learns."""
+    """The losses of one batch's updates and the weights after it. The reference is another policy than the learner."""
     model = tiny_models.bigram(rows=((0.4, 0.3, 0.2, 0.1),) * VOCAB)
     objective = PolicyObjective(
         config.algorithm,
@@ -93,9 +94,9 @@ def learned(config):
         model.table += torch.randn(VOCAB, VOCAB, generator=torch.Generator().manual_seed(4))
     console = types.SimpleNamespace(phase=lambda *_: contextlib.nullcontext(), advance=lambda _: None)
     session = types.SimpleNamespace(config=config, objective=objective, trainer=trainer, console=console, step=0)
-    learn(session, weigh(session, scored_rollouts()))
+    metrics = learn(session, weigh(session, scored_rollouts()))
     assert model.table.isfinite().all()
-    return model.table.detach().flatten().tolist()
+    return [m["loss"].value for m in metrics] + model.table.detach().flatten().tolist()
 
 
 def inner_type(annotation):
@@ -113,16 +114,19 @@ def other_values(leaf, value):
     if kind is bool:
         return [not value]
     assert kind in (int, float), f"{leaf.path}: add a way to vary {leaf.field.annotation}"
-    low = [m.ge if isinstance(m, annotated_types.Ge) else m.gt for m in leaf.field.metadata if hasattr_bound(m)]
-    step = 1 if kind is int else 0.5
-    numbers = [(low[0] if low else 0) + step * factor for factor in (1, 1.5) if kind is float or factor == 1]
-    if kind is int and value != low[0]:
-        numbers.append(low[0])
+    low = lower_bound(leaf)
+    numbers = (low, low + 1) if kind is int else (low + 0.5, low + 0.75)
     return [number for number in numbers if number != value]
 
 
-def hasattr_bound(constraint):
-    return isinstance(constraint, annotated_types.Ge | annotated_types.Gt)
+def lower_bound(leaf):
+    """The number given as ge or gt, or 0."""
+    for constraint in leaf.field.metadata:
+        if isinstance(constraint, annotated_types.Ge):
+            return constraint.ge
+        if isinstance(constraint, annotated_types.Gt):
+            return constraint.gt
+    return 0
 
 
 def with_option(algorithm, path, value):
@@ -132,7 +136,7 @@ def with_option(algorithm, path, value):
     place = changed
     for table in tables:
         place = place.setdefault(table, {})
-    if name == "kind" and path != "algorithm.kl.kind" and len(kinds_at(path)) > 1:
+    if name == "kind" and len(kinds_at(path)) > 1:
         place.clear()
     place[name] = value
     if tables and len(kinds_at(f"{tables[0]}.kind")) > 1:

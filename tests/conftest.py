@@ -1,0 +1,31 @@
+"""Tests say how many GPUs they need: `@pytest.mark.gpus(1)`. None by default; too few here means skipped, with the reason."""
+
+from __future__ import annotations
+
+import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--gpus", type=int, default=None, help="run only the tests that need exactly so many GPUs")
+
+
+def gpus_needed(item: pytest.Item) -> int:
+    marker = item.get_closest_marker("gpus")
+    return int(marker.args[0]) if marker else 0
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    wanted = config.getoption("--gpus")
+    if wanted is not None:
+        unwanted = [item for item in items if gpus_needed(item) != wanted]
+        items[:] = [item for item in items if gpus_needed(item) == wanted]
+        config.hook.pytest_deselected(items=unwanted)
+    needing = [item for item in items if gpus_needed(item)]
+    if not needing or config.option.collectonly:
+        return
+    import torch
+
+    for item in needing:
+        if gpus_needed(item) > torch.cuda.device_count():
+            reason = f"needs {gpus_needed(item)} GPUs, this machine has {torch.cuda.device_count()}"
+            item.add_marker(pytest.mark.skip(reason=reason))
