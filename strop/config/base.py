@@ -23,13 +23,14 @@ class Idle(NamedTuple):
 
 
 class Options(BaseModel):
-    """Frozen, typed, and closed: unknown keys are errors. "none" in a file or on the command line means None."""
+    """Frozen, typed, and closed: unknown keys are errors. "none" in a file or on the command line means None; true and
+    false are no numbers, and neither is a number infinite unless its field says so."""
 
     model_config = ConfigDict(
         frozen=True,
         extra="forbid",
         strict=False,
-        allow_inf_nan=True,
+        allow_inf_nan=False,
         use_attribute_docstrings=False,
         protected_namespaces=(),
     )
@@ -39,8 +40,19 @@ class Options(BaseModel):
     def _none_is_a_word(cls, given: Any) -> Any:
         if not isinstance(given, dict):
             return given
-        optional = {name for name, field in cls.model_fields.items() if type(None) in get_args(field.annotation)}
-        return {name: None if value == "none" and name in optional else value for name, value in given.items()}
+        return {name: cls._word(name, value) for name, value in given.items()}
+
+    @classmethod
+    def _word(cls, name: str, value: Any) -> Any:
+        if name not in cls.model_fields:
+            return value
+        annotation = cls.model_fields[name].annotation
+        types = {annotation, *get_args(annotation)}
+        if isinstance(value, str) and value == "none" and type(None) in types:
+            return None
+        if isinstance(value, bool) and bool not in types and types & {int, float}:
+            return str(value).lower()  # refused as text that is no number
+        return value
 
     def problems(self) -> Iterator[Problem]:
         """Rules that span several fields and are broken."""

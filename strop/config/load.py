@@ -94,8 +94,10 @@ def _lay(target: dict[str, Any], origins: dict[str, str], values: dict[str, Any]
             del target[name]
             origins.pop(prefix + name)
     for name, value in values.items():
-        if isinstance(value, dict) and isinstance(target.get(name, {}), dict):
-            _lay(target.setdefault(name, {}), origins, value, origin, f"{prefix}{name}.")
+        if isinstance(value, dict):
+            table = target.setdefault(name, {})
+            if isinstance(table, dict):  # a plain value where a table belongs stays, to be refused
+                _lay(table, origins, value, origin, f"{prefix}{name}.")
         else:
             target[name] = value
             origins[prefix + name] = origin

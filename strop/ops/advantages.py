@@ -40,11 +40,15 @@ def group_advantages(
         raise ValueError(
             f"rewards and group_ids must be vectors of one length, got {tuple(rewards.shape)} and {tuple(group_ids.shape)}."
         )
+    if rollout_ids is not None and rollout_ids.shape != rewards.shape:
+        raise ValueError(f"rollout_ids must be as long as rewards, {len(rewards)}, got {tuple(rollout_ids.shape)}.")
     if not rewards.isfinite().all():
         raise ValueError("rewards must be finite. Leave rollouts without a score out before advantages are computed.")
     values = rewards.detach().double()
     _, group = group_ids.unique(return_inverse=True)
-    counted = _first_of_each(rollout_ids) if rollout_ids is not None else torch.ones_like(group, dtype=torch.bool)
+    counted = (
+        _first_of_each(group, rollout_ids) if rollout_ids is not None else torch.ones_like(group, dtype=torch.bool)
+    )
     num_groups = int(group.max()) + 1 if group.numel() else 0
 
     def per_group(numbers: Tensor) -> Tensor:
@@ -65,11 +69,12 @@ def group_advantages(
     )
 
 
-def _first_of_each(ids: Tensor) -> Tensor:
-    """True at the first row of every id."""
-    _, inverse = ids.unique(return_inverse=True)
-    first = torch.full((int(inverse.max()) + 1 if ids.numel() else 0,), ids.numel(), device=ids.device)
-    first = first.scatter_reduce_(0, inverse, torch.arange(ids.numel(), device=ids.device), "amin")
-    mask = torch.zeros_like(ids, dtype=torch.bool)
+def _first_of_each(group: Tensor, rollout_ids: Tensor) -> Tensor:
+    """True at the first row of every rollout of a group."""
+    _, inverse = torch.stack([group, rollout_ids]).unique(dim=1, return_inverse=True)
+    rows = torch.arange(group.numel(), device=group.device)
+    first = torch.full((int(inverse.max()) + 1 if rows.numel() else 0,), rows.numel(), device=group.device)
+    first = first.scatter_reduce_(0, inverse, rows, "amin")
+    mask = torch.zeros_like(group, dtype=torch.bool)
     mask[first] = True
     return mask

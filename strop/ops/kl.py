@@ -19,7 +19,8 @@ def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, *, kind: KLKind) -> Tens
         k2 = d^2 / 2                biased value, gradient of the true KL on-policy
         k3 = exp(-d) + d - 1        unbiased, never negative, low variance
 
-    Source: Schulman 2020, "Approximating KL divergence". Departure: (1) -d is clamped to +-20 inside the exponential.
+    Source: Schulman 2020, "Approximating KL divergence". Departure: (1) in k3, -d is held at 20 from there on, where the
+    exponential is 4.9e8; beyond, the gradient is 0.
 
     Args:
         logprobs: E*, of the policy; carries gradient.
@@ -47,5 +48,6 @@ def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, *, kind: KLKind) -> Tens
     if kind == "k2":
         return difference.square() / 2
     if kind == "k3":
-        return (-difference).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp() + difference - 1
+        back = (-difference).clamp(max=MAX_LOG_RATIO)
+        return (back.expm1() - back).clamp(min=0)  # expm1: accurate where both are nearly equal
     raise ValueError(f"kind must be one of k1, k2, k3, got {kind!r}.")

@@ -36,7 +36,7 @@ def _ratio(logprobs: Tensor, old_logprobs: Tensor) -> Tensor:
 
 
 def _check_band(eps_clip: float, eps_clip_high: float | None) -> float:
-    if eps_clip < 0 or (eps_clip_high is not None and eps_clip_high < 0):
+    if not eps_clip >= 0 or (eps_clip_high is not None and not eps_clip_high >= 0):  # NaN is no bound either
         raise ValueError(f"eps_clip and eps_clip_high must be >= 0, got {eps_clip} and {eps_clip_high}.")
     return eps_clip if eps_clip_high is None else eps_clip_high
 

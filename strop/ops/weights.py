@@ -49,21 +49,22 @@ def token_weights(
         raise ValueError(
             f"loss_mask and sequence_ids must share a shape, got {tuple(loss_mask.shape)} and {tuple(sequence_ids.shape)}."
         )
+    if reduction == "prompt_mean" and (group_ids is None or group_ids.shape != loss_mask.shape):
+        found = None if group_ids is None else tuple(group_ids.shape)
+        raise ValueError(f"reduction = prompt_mean needs group_ids of shape {tuple(loss_mask.shape)}, got {found}.")
+    if reduction == "constant_length" and (max_response_tokens is None or max_response_tokens < 1):
+        raise ValueError(f"reduction = constant_length needs max_response_tokens >= 1, got {max_response_tokens}.")
     weights = torch.zeros(loss_mask.shape, dtype=torch.float64, device=loss_mask.device)
-    if not loss_mask.any():
-        return weights
     if reduction == "token_mean":
         weights[loss_mask] = 1 / loss_mask.sum().double()
     elif reduction == "sequence_mean":
         weights[loss_mask] = _mean_of_means(sequence_ids[loss_mask])
     elif reduction == "prompt_mean":
-        if group_ids is None:
-            raise ValueError("reduction = prompt_mean needs group_ids.")
+        assert group_ids is not None
         weights[loss_mask] = _mean_of_means(group_ids[loss_mask])
     elif reduction == "constant_length":
-        if max_response_tokens is None or max_response_tokens < 1:
-            raise ValueError(f"reduction = constant_length needs max_response_tokens >= 1, got {max_response_tokens}.")
-        weights[loss_mask] = 1 / (sequence_ids[loss_mask].unique().numel() * float(max_response_tokens))
+        assert max_response_tokens is not None
+        weights[loss_mask] = 1 / (max(sequence_ids[loss_mask].unique().numel(), 1) * float(max_response_tokens))
     else:
         raise ValueError(
             f"reduction must be token_mean, sequence_mean, prompt_mean or constant_length, got {reduction!r}."

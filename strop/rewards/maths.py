@@ -45,8 +45,6 @@ class MathScore:
         marked = marked_answer(rollout.text)
         answer = rollout.text[-MAX_SEARCHED_CHARS:] if marked is None else marked
         answer = _plain(answer)
-        if not answer:
-            return 0.0
         known = _compare_plain(answer, label)
         if known is not None:
             return float(known)

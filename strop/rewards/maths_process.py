@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -41,7 +42,11 @@ class MathsProcess:
                 self._stop()
                 self._start()
             line = _ask(self._process, json.dumps([label, answer, is_marked]), MAX_WAIT_S)
-            return json.loads(line) if line else None
+            if line:
+                return json.loads(line)
+            self._stop()
+            self._start()
+            return None
 
     def _start(self) -> None:
         self._process = _start()
@@ -66,7 +71,7 @@ def _start() -> subprocess.Popen[bytes]:
 def _ask(process: subprocess.Popen[bytes], question: str, limit_s: float) -> bytes:
     assert process.stdin is not None
     assert process.stdout is not None
-    timer = threading.Timer(limit_s, process.kill)
+    timer = threading.Timer(limit_s, _kill, [process])
     timer.start()
     try:
         process.stdin.write(question.encode() + b"\n")
@@ -81,8 +86,15 @@ def _ask(process: subprocess.Popen[bytes], question: str, limit_s: float) -> byt
 def _stop(process: subprocess.Popen[bytes]) -> None:
     assert process.stdin is not None
     assert process.stdout is not None
-    process.kill()
+    _kill(process)
     process.wait()
     process.stdout.close()
     with contextlib.suppress(BrokenPipeError):
         process.stdin.close()
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """End the server and its child, which form a process group of their own."""
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)

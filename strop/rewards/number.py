@@ -75,7 +75,7 @@ def _value(match: re.Match[str]) -> Decimal:
 
 def _label_value(rollout: Rollout) -> Decimal:
     label: Any = required_label(rollout.prompt, "number")
-    value = None if isinstance(label, bool) else whole_number(str(label))
+    value = whole_number(str(label))
     if value is None:
         raise RewardError(
             f"data.label_key must name a column of numbers for reward.kind = number, got {label!r} in prompt row "

@@ -101,8 +101,9 @@ class Scorer:
         return self._checked(value, rollout)
 
     def _score_batch(self, rollouts: list[Rollout]) -> Iterator[float | _Failure | None]:
+        """Lazy: where nobody asks for a first score, because there is no rollout, the function is not called."""
         try:
-            values = self._score(list(rollouts)) if rollouts else []
+            values = self._score(list(rollouts))
         except RewardError:
             raise
         except Exception as error:  # noqa: BLE001  as above

@@ -1,10 +1,10 @@
 """PolicyObjective puts loss, KL, entropy and metrics together: four tokens by hand, in every combination.
 
-    token   r     A     logprob   what happens under PPO (eps .2, high .28, c 3)
-    0       1.5    2     -1       above the band: min(1.5 x 2, 1.28 x 2)         loss -2.56, clipped
-    1       0.5   -1     -2       below the band: max(.5, .8)                    loss   .8,  clipped
-    2       4     -.5    -.5      max(2, .64) = 2 above the cap 3 x .5           loss  1.5,  dual clip
-    3       1.1    1     -1       inside                                         loss -1.1
+token   r     A     logprob   what happens under PPO (eps .2, high .28, c 3)
+0       1.5    2     -1       above the band: min(1.5 x 2, 1.28 x 2)         loss -2.56, clipped
+1       0.5   -1     -2       below the band: max(.5, .8)                    loss   .8,  clipped
+2       4     -.5    -.5      max(2, .64) = 2 above the cap 3 x .5           loss  1.5,  dual clip
+3       1.1    1     -1       inside                                         loss -1.1
 """
 
 import math

@@ -159,6 +159,7 @@ def test_arguments_are_left_as_they_were():
         ((5, 3), (7, 3), (4,)),  # one target too few
         ((5, 3), (7, 2), (5,)),  # widths differ
         ((1, 5, 3), (7, 3), (1, 5)),  # rows are not flat
+        ((2, 3, 3), (7, 3), (2,)),
         ((5, 3), (3,), (5,)),  # the head is a vector
         ((5, 3), (7, 3), (5, 1)),
     ],

@@ -62,6 +62,10 @@ def score(scorer):
         ("so x is 12", "12", 1.0),
         (r"\boxed{god}", "dog", 0.0),
         (r"\boxed{\text{ Dog }}", "dog", 1.0),
+        (r"\boxed{12}", "#### 12\nfrom page 7", 1.0),
+        (r"\boxed{7}", "#### 12\nfrom page 7", 0.0),
+        (r"\boxed{3 + 4}", "7", 1.0),
+        (r"\boxed{7" + " + 0" * 100 + "}", "7", 0.0),  # longer than any answer
         (r"\boxed{}", "5", 0.0),
         ("", "5", 0.0),
         (r"\boxed{5", "7", 0.0),
@@ -126,8 +130,20 @@ def test_it_works_off_the_main_thread_and_from_many_at_once(score):
 def test_the_process_is_started_again_when_it_was_killed():
     scorer = make_scorer(MathRewardOptions())
     process = scorer._score._process._process
-    os.kill(process.pid, signal.SIGKILL)
+    os.killpg(process.pid, signal.SIGKILL)
     process.wait()
+    assert scorer([make_rollout(r"\boxed{\frac{14}{2}}", "7")]).rollouts[0].reward == 1.0
+
+
+def test_a_process_that_does_not_answer_in_time_is_ended_and_started_again(monkeypatch):
+    scorer = make_scorer(MathRewardOptions())
+    monkeypatch.setattr("strop.rewards.maths_process.MAX_WAIT_S", 0.2)  # below the limit of processor time
+    first = scorer._score._process._process
+    scored = scorer([make_rollout(BOMBS[0], "7")])
+    assert first.returncode == -signal.SIGKILL
+    assert scored.rollouts[0].reward == 0.0
+    assert scored.metrics["reward/num_timeouts"].value == 1
+    monkeypatch.undo()
     assert scorer([make_rollout(r"\boxed{\frac{14}{2}}", "7")]).rollouts[0].reward == 1.0
 
 
@@ -166,6 +182,7 @@ def test_an_empty_label_is_an_error(score):
         (r"{\boxed{5}", "5"),
         (r"\boxed{1} \boxed{2", "1"),
         (r"\boxed{1 \boxed{2}", "2"),
+        (r"\boxed{3, \boxed{4}}", "4"),
         (r"\boxed5", None),
         ("#### ", ""),
         ("####\n12\nand", "12"),

@@ -132,7 +132,7 @@ def answered(prompt, text):
 
 
 def test_dataset_gives_the_score_of_the_datasets_own_scorer():
-    options = ReasoningGymOptions(name="chain_sum", size=3)
+    options = ReasoningGymOptions(name="gcd", size=3)  # its scorer gives 0.33 for an answer with white space around
     scorer = make_scorer(DatasetRewardOptions())
     for prompt in load_prompts(options, _Letters()).prompts:
         right, wrong = scorer([answered(prompt, f" {prompt.label}\n"), answered(prompt, "none")]).rollouts

@@ -163,7 +163,7 @@ def test_a_rollout_that_is_excluded_already_is_passed_through_unscored():
 
 @pytest.mark.parametrize("batched", [True, False])
 def test_no_rollouts_give_no_scores(score_with, batched):
-    scored = score_with("def score(rollouts): return []", texts=(), batched=batched)
+    scored = score_with("def score(rollouts): return 1 / 0", texts=(), batched=batched)
     assert scored.rollouts == ()
     assert metrics(scored) == {"reward/num_errors": 0, "reward/num_excluded": 0}
 

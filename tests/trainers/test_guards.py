@@ -107,7 +107,7 @@ def test_an_infinite_advantage_stops_the_step(tmp_path):
     assert "sample 0 of prompt row 1." in message
 
 
-def test_many_guilty_sequences_are_counted_not_listed(tmp_path):
+def test_many_guilty_sequences_are_counted_not_listed():
     batch = make_batch(*[([3], [4])] * 8, advantages=[math.nan] * 7 + [1.0])
     model = tiny_models.llama()
     with pytest.raises(GuardError, match=r"row 4 and 2 more\."):
@@ -140,8 +140,9 @@ def test_a_broken_weight_blames_every_sequence():
     model = tiny_models.llama()
     with torch.no_grad():
         model.model.norm.weight[0] = math.nan
-    with pytest.raises(GuardError, match=r"row 0, sample 0 of prompt row 1, sample 0 of prompt row 2\."):
+    with pytest.raises(GuardError) as error:
         make_trainer(model).step(full_batch(), make_objective())
+    assert all(f"sample 0 of prompt row {row}" in str(error.value) for row in range(3))
 
 
 # ---- the gap between engine and trainer ------------------------------------------------------------------------------
