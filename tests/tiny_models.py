@@ -10,6 +10,8 @@ from transformers import (
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    OPTConfig,
+    OPTForCausalLM,
     PhiConfig,
     PhiForCausalLM,
     PretrainedConfig,
@@ -102,6 +104,24 @@ def gemma2(seed=0, *, softcap=2.0):
 def phi(seed=0):
     """Its head has a bias."""
     return _built(PhiForCausalLM, PhiConfig(**_SHAPE, partial_rotary_factor=0.5), seed)
+
+
+def opt(seed=0):
+    """Does not notice that positions restart: packed, a sequence sees the one before it."""
+    config = OPTConfig(
+        vocab_size=VOCAB,
+        hidden_size=16,
+        word_embed_proj_dim=16,
+        ffn_dim=24,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=POSITIONS,
+        init_std=SPREAD,
+        pad_token_id=None,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    return _built(OPTForCausalLM, config, seed)
 
 
 BUILDERS = {

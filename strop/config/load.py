@@ -48,16 +48,20 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: there is no such config file.") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read as text: {error}.") from None
-    except tomllib.TOMLDecodeError as error:
+    except RecursionError:
+        raise ConfigError(f"{path}: is nested too deeply.") from None
+    except ValueError as error:  # TOMLDecodeError, and numbers of thousands of digits
         raise ConfigError(f"{path}: is not valid TOML: {error}.") from None
 
 
 def make_config(root: type[Config], file_values: dict[str, Any], overrides: Mapping[str, Any], *, file: str) -> Config:
     """The config that a file's values and overrides give, or one ConfigError with all problems."""
+    _refuse_endless_numbers(file_values, file)
     given, problems = nest(root, overrides)
     layers = [("preset", {}), (file, file_values), ("command line", given)]
     if root is TrainConfig:
-        preset = given.get("algorithm", {}).get("preset") or _table(file_values, "algorithm").get("preset")
+        above, below = _table(given, "algorithm"), _table(file_values, "algorithm")
+        preset = above["preset"] if "preset" in above else below.get("preset")
         if isinstance(preset, str) and preset in PRESETS:
             layers[0] = (f"preset {preset}", {"algorithm": PRESETS[preset][1]})
     merged, origins = _merge(root, layers)
@@ -79,17 +83,21 @@ def _table(values: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def _merge(root: type[Options], layers: list[tuple[str, dict[str, Any]]]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Lay the layers over one another. A table whose `kind` somebody changes keeps nothing of the preset's."""
+    """Lay the layers over one another. Where somebody changes the variant of a table, nothing of the preset's stays."""
     merged: dict[str, Any] = {}
     origins: dict[str, str] = {}
+    unions = tree.union_tables(root)
     for origin, values in layers:
-        _lay(merged, origins, values, origin, "")
+        _lay(merged, origins, values, origin, "", unions)
     _fill_kinds(root, merged)
     return merged, origins
 
 
-def _lay(target: dict[str, Any], origins: dict[str, str], values: dict[str, Any], origin: str, prefix: str) -> None:
-    if target.get("kind", values.get("kind")) != values.get("kind", target.get("kind")):
+def _lay(
+    target: dict[str, Any], origins: dict[str, str], values: dict[str, Any], origin: str, prefix: str, unions: set[str]
+) -> None:
+    changes_kind = target.get("kind", values.get("kind")) != values.get("kind", target.get("kind"))
+    if changes_kind and prefix.removesuffix(".") in unions:
         for name in [n for n in target if origins.get(prefix + n, "").startswith("preset ")]:
             del target[name]
             origins.pop(prefix + name)
@@ -97,7 +105,7 @@ def _lay(target: dict[str, Any], origins: dict[str, str], values: dict[str, Any]
         if isinstance(value, dict):
             table = target.setdefault(name, {})
             if isinstance(table, dict):  # a plain value where a table belongs stays, to be refused
-                _lay(table, origins, value, origin, f"{prefix}{name}.")
+                _lay(table, origins, value, origin, f"{prefix}{name}.", unions)
         else:
             target[name] = value
             origins[prefix + name] = origin
@@ -124,7 +132,23 @@ def _unset(root: type[Options], preset: dict[str, Any], config: Options) -> dict
             flat[f"{prefix}.{name}" if prefix else name] = (
                 type(table).model_fields[name].get_default(call_default_factory=True)
             )
-    return flat | dict(_flatten(preset))
+    now = tree.values(config)
+    left = tuple(f"{table}." for table in tree.union_tables(type(config)) if _changes_kind(preset, table, now))
+    return flat | {path: value for path, value in _flatten(preset) if not path.startswith(left)}
+
+
+def _changes_kind(preset: dict[str, Any], table: str, now: dict[str, Any]) -> bool:
+    values: Any = preset
+    for part in table.split("."):
+        values = values.get(part, {})
+    return "kind" in values and values["kind"] != now.get(f"{table}.kind")
+
+
+def _refuse_endless_numbers(values: dict[str, Any], file: str) -> None:
+    """Python reads a hexadecimal number of any length and then refuses to print it, in the middle of a message."""
+    for path, value in _flatten(values):
+        if isinstance(value, int) and value.bit_length() > 64:
+            raise ConfigError(f"{file}: {path} must be a number of at most 64 bits, got one of {value.bit_length()}.")
 
 
 def _flatten(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -27,7 +27,7 @@ def parse_flags(root: type[Options], args: Sequence[str]) -> dict[str, Any]:
             elif _is_switch(root, name):
                 value = "true"
             else:
-                raise ConfigError(f"{flag} needs a value.{_unknown_note(root, name)}")
+                raise ConfigError("\n".join(nest(root, {name: ""})[1]) or f"{flag} needs a value.")
         if name in found:
             raise ConfigError(f"{flag} is given twice.")
         found[name] = _parse(value)
@@ -54,11 +54,6 @@ def _is_switch(root: type[Options], name: str) -> bool:
     )
 
 
-def _unknown_note(root: type[Options], name: str) -> str:
-    path = resolve(root, name)
-    return f" {path}" if path.startswith("There") else ""
-
-
 def resolve(root: type[Options], name: str) -> str:
     """The dotted path that a name stands for; unknown names come back as they are."""
     if name == ESTIMATOR_FLAG:
@@ -72,26 +67,38 @@ def resolve(root: type[Options], name: str) -> str:
 def nest(root: type[Options], overrides: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Overrides as nested tables, and what is wrong with their names."""
     nested: dict[str, Any] = {}
+    given: dict[str, str] = {}
     problems: list[str] = []
     for name, value in overrides.items():
         path = resolve(root, name)
-        candidates = tree.paths_named(root, path) if "." not in path else []
-        if len(candidates) > 1 and path not in root.model_fields:
-            problems.append(f"--{name} is ambiguous: it may be {' or '.join(candidates)}. Write the whole path.")
-            continue
-        if path not in tree.paths(root) and not _below_free_table(root, path):
-            problems.append(f"{name} is not an option. {tree.explain_unknown(root, path)}")
-            continue
-        table = nested
-        *tables, leaf = path.split(".")
-        for part in tables:
-            table = table.setdefault(part, {})
-        table[leaf] = value
+        problem = _name_problem(root, name, path)
+        clash = next((p for p in given if p == path or p.startswith(f"{path}.") or path.startswith(f"{p}.")), None)
+        if problem is not None:
+            problems.append(problem)
+        elif clash is not None:
+            problems.append(f"{path} is set twice, as {given[clash]} and as {name}. Keep one of them.")
+        else:
+            given[path] = name
+            _put(nested, path.split("."), value)
     return nested, problems
+
+
+def _name_problem(root: type[Options], name: str, path: str) -> str | None:
+    candidates = tree.paths_named(root, path) if "." not in path else []
+    if len(candidates) > 1 and path not in root.model_fields:
+        return f"--{name} is ambiguous: it may be {' or '.join(candidates)}. Write the whole path."
+    if path in tree.paths(root) or path in tree.tables(root) or _below_free_table(root, path):
+        return None
+    return f"{name} is not an option. {tree.explain_unknown(root, path)}"
+
+
+def _put(nested: dict[str, Any], parts: list[str], value: Any) -> None:
+    for part in parts[:-1]:
+        nested = nested.setdefault(part, {})
+    nested[parts[-1]] = value
 
 
 def _below_free_table(root: type[Options], path: str) -> bool:
     """True below an option that is itself a free table, such as data.options.min_terms."""
-    return any(
-        path.startswith(f"{leaf.path}.") for leaf in tree.leaves(root) if str(leaf.field.annotation).startswith("dict")
-    )
+    free = (leaf.path for leaf in tree.leaves(root) if str(leaf.field.annotation).startswith("dict"))
+    return any(path.startswith(f"{table}.") for table in free)

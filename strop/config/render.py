@@ -25,7 +25,7 @@ def _fill(container: Any, options: Options, prefix: str, origins: dict[str, str]
     for name, value in plain:
         item = tomlkit.item("none" if value is None else list(value) if isinstance(value, tuple) else value)
         if not isinstance(value, dict):
-            item.comment(origins.get(prefix + name, "default"))
+            item.comment(" ".join(origins.get(prefix + name, "default").split()))
         container.add(name, item)
     for name, value in options:
         if isinstance(value, Options):

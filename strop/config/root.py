@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 from pydantic import Field, PrivateAttr
@@ -11,7 +12,14 @@ from strop.config.algorithm import AlgorithmOptions
 from strop.config.base import Idle, Options, Problem
 from strop.config.data import DataOptions, DemonstrationOptions
 from strop.config.sampling import EvalOptions, RewardOptions, RolloutOptions
-from strop.config.training import GuardOptions, ModelOptions, RunOptions, TorchEngineOptions, TorchTrainerOptions
+from strop.config.training import (
+    GuardOptions,
+    ModelOptions,
+    RunOptions,
+    SFTTrainerOptions,
+    TorchEngineOptions,
+    TorchTrainerOptions,
+)
 
 
 class RootConfig(Options):
@@ -38,7 +46,7 @@ class RootConfig(Options):
 class TrainConfig(RootConfig):
     """Options of `strop train`, `strop eval` and `strop explain`."""
 
-    seed: int = Field(0, ge=0, description="Everything random in a run follows from it.")
+    seed: int = Field(0, ge=0, lt=2**63, description="Everything random in a run follows from it.")
     model: ModelOptions
     data: DataOptions
     rollout: RolloutOptions = RolloutOptions()
@@ -63,11 +71,10 @@ class TrainConfig(RootConfig):
     def problems(self) -> Iterator[Problem]:
         prompts, updates = self.rollout.prompts_per_step, self.algorithm.updates_per_batch
         if prompts % updates:
-            near = [n for n in range(1, prompts + 1) if prompts % n == 0]
             yield Problem(
                 "algorithm.updates_per_batch",
                 f"must divide rollout.prompts_per_step, got {updates} and {prompts}. "
-                f"With {prompts} prompts it may be {', '.join(map(str, near))}.",
+                f"With {prompts} prompts it may be {', '.join(map(str, _divisors(prompts)))}.",
             )
         if self.rollout.group_size == 1:
             yield Problem(
@@ -87,10 +94,10 @@ class TrainConfig(RootConfig):
 class SFTConfig(RootConfig):
     """Options of `strop sft`."""
 
-    seed: int = Field(0, ge=0, description="Everything random in a run follows from it.")
+    seed: int = Field(0, ge=0, lt=2**63, description="Everything random in a run follows from it.")
     model: ModelOptions
     data: DemonstrationOptions
-    trainer: TorchTrainerOptions = TorchTrainerOptions(lr=1e-5)
+    trainer: SFTTrainerOptions = SFTTrainerOptions()
     run: RunOptions = RunOptions()
 
     @property
@@ -102,6 +109,12 @@ class SFTConfig(RootConfig):
 
     def idle(self) -> Iterator[Idle]:
         yield Idle("run.save_rollouts", "cannot act in strop sft: nothing is sampled")
+
+
+def _divisors(number: int, most: int = 12) -> list[int]:
+    """The smallest divisors of a number."""
+    small = (n for n in range(1, min(number, 10_000) + 1) if number % n == 0)
+    return list(islice(small, most))
 
 
 def _warmup_fits(trainer: TorchTrainerOptions, num_optimizer_steps: int) -> Iterator[Problem]:

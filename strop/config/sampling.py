@@ -22,7 +22,9 @@ class RolloutOptions(Options):
     max_response_tokens: int = Field(
         256, ge=1, description="Length limit of a response in tokens, the end token included."
     )
-    stop_token_ids: tuple[int, ...] = Field((), description="End ids beside those of the model.")
+    stop_token_ids: tuple[Annotated[int, Field(ge=0)], ...] = Field(
+        (), description="End ids beside those of the model."
+    )
 
 
 class _RewardOptions(Options):

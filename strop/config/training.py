@@ -46,7 +46,7 @@ class TorchTrainerOptions(Options):
     adam_eps: float = Field(1e-8, gt=0, description="AdamW's epsilon.")
     weight_decay: float = Field(0.0, ge=0, description="AdamW's decoupled weight decay.")
     max_grad_norm: float = Field(
-        1.0, gt=0, description="Gradients are scaled down to this global norm; inf means never."
+        1.0, gt=0, allow_inf_nan=True, description="Gradients are scaled down to this global norm; inf means never."
     )
     max_tokens_per_micro_batch: int = Field(
         4096, ge=1, description="Token positions of one forward pass, padding included; a longer sequence goes alone."
@@ -59,12 +59,19 @@ class TorchTrainerOptions(Options):
     )
 
 
+class SFTTrainerOptions(TorchTrainerOptions):
+    """AdamW in this process, with the learning rate that imitation usually takes."""
+
+    lr: float = Field(1e-5, gt=0, description="Peak learning rate.")
+
+
 class GuardOptions(Options):
     """What stops a step before the optimizer."""
 
     max_logprob_gap: float | None = Field(
         None,
         gt=0,
+        allow_inf_nan=True,
         description="Largest mean |engine - trainer| log-probability of the sampled tokens, in nats; none means 0.001 for "
         "float32 and 0.1 for bfloat16, inf means never.",
     )

@@ -25,8 +25,9 @@ class Leaf(NamedTuple):
 
     @property
     def kind(self) -> str | None:
-        """The variant it belongs to, if its class is one of several."""
-        return self.owner.model_fields["kind"].default if "kind" in self.owner.model_fields else None
+        """The variant that its class is, where `kind` tells variants apart (a Literal of one word)."""
+        field = self.owner.model_fields.get("kind")
+        return field.default if field is not None and len(get_args(field.annotation)) == 1 else None
 
 
 def variants(annotation: Any) -> list[type[Options]]:
@@ -64,6 +65,12 @@ def tables(root: type[Options]) -> list[str]:
     """Paths of all tables."""
     names = {path.rpartition(".")[0] for path in paths(root)} - {""}
     return sorted({part for name in names for part in _prefixes(name)})
+
+
+@cache
+def union_tables(root: type[Options]) -> set[str]:
+    """Paths of the tables that come in variants, told apart by `kind`."""
+    return {leaf.path.rpartition(".")[0] for leaf in leaves(root) if leaf.name == "kind" and leaf.kind is not None}
 
 
 def _prefixes(path: str) -> Iterator[str]:

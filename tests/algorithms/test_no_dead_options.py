@@ -30,7 +30,7 @@ ROOT = {
     "rollout": {"prompts_per_step": PROMPTS, "group_size": SAMPLES, "max_response_tokens": 9},
     # A large adam_eps keeps the size of a gradient visible, and the rate is high, so that the second update of a batch
     # starts with ratios far from 1, where bounds and caps decide.
-    "trainer": {"lr": 24.0, "adam_eps": 1.0, "max_grad_norm": float("inf")},
+    "trainer": {"lr": 24.0, "adam_eps": 1.0, "max_grad_norm": 1e9},
 }
 UPDATES_AND_KL = {"updates_per_batch": 2, "kl": {"coef": 0.25}}
 NO_STD = {"updates_per_batch": 2, "advantage": {"kind": "group", "normalize_std": False}}
@@ -175,13 +175,21 @@ CHANGES = [(name, path, value) for name, base in BASES.items() for path, value i
 @pytest.mark.parametrize("name, path, value", CHANGES, ids=[f"{n}-{p}-{v}" for n, p, v in CHANGES])
 def test_an_option_moves_what_is_learned_or_is_refused(name, path, value):
     algorithm = with_option(BASES[name], path, value)
+    outcome, refusal = outcome_or_refusal(algorithm)
+    if refusal is None:
+        assert outcome != outcome_of_base(name), "accepted, and it changed nothing"
+        return
+    # one update makes the bounds that a base sets idle: then the message names those
+    assert f"algorithm.{path}" in refusal or path == "updates_per_batch"
+    assert learned(unchecked_config_of(algorithm)) == outcome_of_base(name), "refused, although it would have acted"
+
+
+def outcome_or_refusal(algorithm):
+    """What is learned and None, or None and what the error says."""
     try:
-        moved = learned(config_of(algorithm)) != outcome_of_base(name)
+        return learned(config_of(algorithm)), None
     except ConfigError as error:
-        assert f"algorithm.{path}" in str(error) or path == "updates_per_batch"
-        assert learned(unchecked_config_of(algorithm)) == outcome_of_base(name), "refused, although it would have acted"
-    else:
-        assert moved, "accepted, and it changed nothing"
+        return None, str(error)
 
 
 def test_every_option_is_varied_and_accepted_somewhere():

@@ -129,7 +129,7 @@ def test_a_broken_line_of_held_out_data_is_named(small, refused, tmp_path):
 
 
 def test_a_missing_column_is_named_with_those_that_are_there(small, refused):
-    message = refused("train", small.train, "--prompt-key", "question")
+    message = refused("train", small.train, "--data.prompt-key", "question")
     assert "line 1" in message
     assert "'question'" in message
     assert "'prompt'" in message

@@ -80,10 +80,11 @@ def test_an_unknown_flag_without_a_value_is_called_unknown(flag):
         make([flag])
 
 
-def test_a_table_given_whole_is_not_said_to_be_nearest_to_itself():
-    message = refusal({"algorithm.kl": {"coef": 0.1}})
-    assert "algorithm.kl" in message
-    assert "The nearest option is algorithm.kl." not in message
+def test_a_table_may_be_given_whole():
+    from_python = make({"algorithm.kl": {"coef": 0.1, "kind": "k2"}})
+    from_a_flag = make(["--algorithm.kl", "{coef = 0.1, kind = 'k2'}"])
+    assert from_python.algorithm.kl == from_a_flag.algorithm.kl
+    assert (from_python.algorithm.kl.coef, from_python.algorithm.kl.kind) == (0.1, "k2")
 
 
 @pytest.mark.parametrize(

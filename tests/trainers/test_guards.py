@@ -204,6 +204,14 @@ def test_max_grad_norm_scales_the_gradient_down_to_it():
     assert gradients["table"][1, 2].item() == pytest.approx(-0.7 * 0.5 / 0.927362, abs=1e-5)
 
 
+def test_max_grad_norm_inf_means_never():
+    # as the option's description says; an advantage of a million makes a gradient of a million times .927362
+    model = tiny_models.bigram()
+    with seen_gradients(model) as gradients:
+        make_trainer(model, max_grad_norm=math.inf).step(make_batch(([1], [2]), advantages=[1e6]), make_objective())
+    assert gradients["table"].norm().item() == pytest.approx(927362, rel=1e-5)
+
+
 def test_a_gradient_below_max_grad_norm_stays():
     model = tiny_models.bigram()
     with seen_gradients(model) as gradients:

@@ -1,0 +1,126 @@
+"""Ctrl-C and SIGTERM end a run between two steps: exit code 130, and the model as it was after the last whole step."""
+
+import os
+import re
+import signal
+import subprocess
+
+import pytest
+from commands.small_runs import ENVIRONMENT, Done, command_line, metrics, read_lines, same_weights, strop
+
+import strop as package
+from strop.observe.console import QuietConsole
+
+
+def interrupted(number, *arguments, cwd, after="step "):
+    """Starts a command, sends it a signal once it has printed a line that begins with `after`, and waits for its end."""
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    process = subprocess.Popen(command_line(*arguments), cwd=cwd, env=ENVIRONMENT, text=True, **pipes)
+    try:
+        seen = []
+        for line in process.stdout:
+            seen.append(line)
+            if line.startswith(after):
+                break
+        process.send_signal(number)
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.wait()
+    return Done(process.returncode, "".join(seen) + out, err)
+
+
+def steps_of(done):
+    """How many steps the command says it has made."""
+    return int(re.search(r"interrupted after step (\d+); saving", done.out)[1])
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl_c", "sigterm"])
+def test_an_interrupted_run_exits_with_130_and_saves_the_model_after_its_last_whole_step(small, tmp_path, number):
+    flags = ("--reward.function", small.reward("slow"), "--num-steps", "1000", "--run.folder", tmp_path / "run")
+    done = interrupted(number, "train", small.train, *flags, cwd=tmp_path, after="step    2/1000")
+    assert done.code == 130, done
+    assert "Traceback" not in done.err
+    steps = steps_of(done)
+    assert 2 <= steps < 1000
+    assert len([line for line in done.out.splitlines() if line.startswith("step ")]) == steps
+    assert [row["step"] for row in read_lines(tmp_path / "run/metrics.jsonl")] == list(range(1, steps + 1))
+    assert (tmp_path / "run/report.html").exists()
+    # the same scores without the waiting, so many steps and no more
+    again = ("--num-steps", steps, "--run.folder", tmp_path / "again")
+    assert strop("train", small.train, *again).code == 0
+    assert same_weights(tmp_path / "run/model", tmp_path / "again/model")
+    assert metrics(tmp_path / "run") == metrics(tmp_path / "again")
+
+
+def test_an_interrupted_sft_exits_with_130_and_saves_the_model_after_its_last_step(small, tmp_path):
+    flags = ("--num-steps", "100000", "--run.folder", tmp_path / "run")
+    done = interrupted(signal.SIGINT, "sft", small.sft, *flags, cwd=tmp_path, after="step ")
+    assert done.code == 130, done
+    assert "Traceback" not in done.err
+    steps = steps_of(done)
+    assert [row["step"] for row in read_lines(tmp_path / "run/metrics.jsonl")] == list(range(1, steps + 1))
+    assert strop("sft", small.sft, "--num-steps", steps, "--run.folder", tmp_path / "again").code == 0
+    assert same_weights(tmp_path / "run/model", tmp_path / "again/model")
+
+
+# ---- at moments of our choice, in this process ----------------------------------------------------------------------
+
+
+class Interrupting(QuietConsole):
+    """Sends this process SIGINT when the given phase begins for the n-th time."""
+
+    def __init__(self, phase, time):
+        super().__init__()
+        self.warnings, self._phase, self._left = [], phase, time
+
+    def warn(self, text):
+        self.warnings.append(text)
+
+    def phase(self, name, total):
+        self._left -= name == self._phase
+        if name == self._phase and self._left == 0:
+            os.kill(os.getpid(), signal.SIGINT)
+        return super().phase(name, total)
+
+
+@pytest.mark.parametrize("phase", ["sample", "score", "train", "eval"])
+@pytest.mark.parametrize("every_steps", [1, 0])
+def test_wherever_in_a_step_it_is_interrupted_model_metrics_and_result_are_of_the_same_step(
+    small, tmp_path, phase, every_steps
+):
+    """With evaluations after every step, and with none but before the first step and after the last."""
+    options = {"eval.data.kind": "jsonl", "eval.data.path": f"{small.folder}/held_out.jsonl"}
+    options |= {"eval.data.max_prompts": 4, "eval.every_steps": every_steps, "run.num_steps": 6}
+    console = Interrupting(phase, 2 if every_steps == 0 and phase == "eval" else 3)
+    config = package.load_config(small.train, {**options, "run.folder": str(tmp_path / "run")})
+    result = package.train(config, console=console)
+    assert result.interrupted
+    (warning,) = console.warnings
+    steps = int(re.search(r"after step (\d+)", warning)[1])
+    assert 0 < steps <= 6
+    assert [row["step"] for row in result.steps] == list(range(1, steps + 1))
+    assert [row["step"] for row in read_lines(tmp_path / "run/metrics.jsonl")] == list(range(1, steps + 1))
+    assert strop("train", small.train, "--num-steps", steps, "--run.folder", tmp_path / "again").code == 0
+    assert same_weights(tmp_path / "run/model", tmp_path / "again/model")
+
+
+def test_an_interrupt_during_the_first_evaluation_saves_the_model_as_it_started(small, tmp_path):
+    held_out = {"eval.data.kind": "jsonl", "eval.data.path": f"{small.folder}/held_out.jsonl"}
+    config = package.load_config(small.train, {**held_out, "run.folder": str(tmp_path / "run")})
+    result = package.train(config, console=Interrupting("eval", 1))
+    assert result.interrupted
+    assert result.steps == []
+    assert same_weights(tmp_path / "run/model", small.start)
+
+
+def test_an_interrupted_run_resumes_as_if_it_had_not_been(small, tmp_path):
+    options = {"run.num_steps": 4, "run.checkpoint_every_steps": 3, "trainer.lr_schedule": "cosine"}
+    config = package.load_config(small.train, {**options, "run.folder": str(tmp_path / "run")})
+    assert package.train(config, console=Interrupting("sample", 3)).interrupted
+    assert [path.name for path in (tmp_path / "run/checkpoints").iterdir()] == ["step_000002"]
+    assert package.train(config, resume=True).interrupted is False
+    whole = package.load_config(small.train, {**options, "run.folder": str(tmp_path / "whole")})
+    package.train(whole)
+    assert same_weights(tmp_path / "run/model", tmp_path / "whole/model")
+    assert metrics(tmp_path / "run") == metrics(tmp_path / "whole")

@@ -1,0 +1,225 @@
+"""A run that stops goes on as if it had not: bit for bit, from the newest checkpoint that is whole."""
+
+import json
+import shutil
+import signal
+import subprocess
+
+import pytest
+from commands.small_runs import ENVIRONMENT, command_line, metrics, read_lines, same_weights, strop
+
+# Everything that a checkpoint could forget: moments, the schedule, the reference, the place in shuffled data.
+FLAGS = ("--num-steps", "4", "--checkpoint-every-steps", "1", "--keep-checkpoints", "9", "--coef", "0.1")
+FLAGS = (*FLAGS, "--lr-schedule", "cosine", "--warmup-steps", "2", "--weight-decay", "0.1")
+
+
+@pytest.fixture(scope="module")
+def whole(small, tmp_path_factory):
+    """A run of four steps with a checkpoint after each."""
+    run = tmp_path_factory.mktemp("whole") / "run"
+    assert strop("train", small.train, *FLAGS, "--run.folder", run).code == 0
+    return run
+
+
+@pytest.fixture
+def stopped(whole, tmp_path):
+    """The run folder as it was after some step: its checkpoints up to there, and a line of metrics more."""
+
+    def at(step):
+        run = tmp_path / "run"
+        shutil.copytree(whole, run)
+        shutil.rmtree(run / "model")
+        for later in range(step + 1, 5):
+            shutil.rmtree(run / f"checkpoints/step_{later:06d}")
+        lines = (whole / "metrics.jsonl").read_text().splitlines(keepends=True)
+        (run / "metrics.jsonl").write_text("".join(lines[: step + 1])[:-20])  # the last line cut short by a crash
+        return run
+
+    return at
+
+
+def resume(small, run, *flags):
+    return strop("train", small.train, *FLAGS, "--run.folder", run, "--resume", *flags)
+
+
+@pytest.mark.parametrize("step", [1, 2, 3])
+def test_some_steps_then_resuming_equals_all_steps_at_once(small, whole, stopped, step):
+    run = stopped(step)
+    done = resume(small, run)
+    assert done.code == 0, done.err
+    assert f"resumed from {run}/checkpoints/step_{step:06d} after step {step}" in done.out
+    lines = [line.split()[1] for line in done.out.splitlines() if line.startswith("step ")]
+    assert lines == [f"{n}/4" for n in range(step + 1, 5)]
+    assert same_weights(run / "model", whole / "model")
+    assert metrics(run) == metrics(whole)
+    for file in ("weights.safetensors", "optimizer.safetensors", "trainer.json", "run.json"):
+        last = "checkpoints/step_000004"
+        assert (run / last / file).read_bytes() == (whole / last / file).read_bytes(), file
+
+
+def test_the_data_goes_on_where_it_stopped_over_the_end_of_an_epoch(small, tmp_path):
+    """Case 28: 6 prompts, 4 a step; every step takes rows of the next epoch."""
+    flags = ("--data.max_prompts", "6", "--checkpoint-every-steps", "1", "--keep-checkpoints", "9")
+    whole, part = tmp_path / "whole", tmp_path / "part"
+    assert strop("train", small.train, *flags, "--num-steps", "4", "--run.folder", whole).code == 0
+    assert strop("train", small.train, *flags, "--num-steps", "2", "--run.folder", part).code == 0
+    assert strop("train", small.train, *flags, "--num-steps", "4", "--run.folder", part, "--resume").code == 0
+    rows = [
+        [[r["prompt_row"] for r in read_lines(run / f"rollouts/step_{n:06d}.jsonl")[::4]] for n in (1, 2, 3, 4)]
+        for run in (whole, part)
+    ]
+    assert rows[0] == rows[1]
+    taken = [row for step in rows[0] for row in step]
+    assert sorted(taken[:6]) == sorted(taken[6:12]) == [0, 1, 2, 3, 4, 5]
+    assert same_weights(whole / "model", part / "model")
+
+
+def test_a_killed_process_resumes_as_if_it_had_not_been_killed(small, tmp_path):
+    run = tmp_path / "run"
+    slow = ("--reward.function", small.reward("slow"), "--run.folder", run)
+    flags = ("--num-steps", "6", "--checkpoint-every-steps", "2", "--lr-schedule", "linear")
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen(command_line("train", small.train, *slow, *flags), env=ENVIRONMENT, text=True, **pipes) as p:
+        try:
+            for line in p.stdout:
+                if line.startswith("step 3/6"):
+                    break
+        finally:
+            p.kill()
+    assert p.returncode == -signal.SIGKILL
+    assert not (run / "model").exists()
+    done = strop("train", small.train, *flags, "--run.folder", run, "--resume")
+    assert done.code == 0, done.err
+    assert "resumed from" in done.out
+    assert strop("train", small.train, *flags, "--run.folder", tmp_path / "whole").code == 0
+    assert same_weights(run / "model", tmp_path / "whole/model")
+    assert metrics(run) == metrics(tmp_path / "whole")
+
+
+# ---- damage ---------------------------------------------------------------------------------------------------------
+
+
+def _truncated_weights(checkpoint):
+    file = checkpoint / "weights.safetensors"
+    file.write_bytes(file.read_bytes()[:-1])
+
+
+def _without(name):
+    def damage(checkpoint):
+        (checkpoint / name).unlink()
+
+    return damage
+
+
+def _emptied(checkpoint):
+    shutil.rmtree(checkpoint)
+    checkpoint.mkdir()
+
+
+def _without_cursor(checkpoint):
+    state = json.loads((checkpoint / "run.json").read_text())
+    del state["cursor"]
+    (checkpoint / "run.json").write_text(json.dumps(state))
+
+
+def _half_written_state(checkpoint):
+    text = (checkpoint / "run.json").read_text()
+    (checkpoint / "run.json").write_text(text[: len(text) // 2])
+
+
+@pytest.mark.parametrize(
+    "damage, reason",
+    [
+        (_truncated_weights, "weights.safetensors has"),
+        (_without("optimizer.safetensors"), "optimizer.safetensors is missing"),
+        (_without("trainer.json"), "trainer.json is missing"),
+        (_emptied, "run.json is missing"),
+        (_without_cursor, "cursor"),
+        (_half_written_state, "run.json is broken"),
+        (lambda checkpoint: (checkpoint / "run.json").write_text("null"), "run.json is broken"),
+    ],
+)
+def test_a_damaged_checkpoint_is_passed_over_with_a_warning_that_names_it_and_why(
+    small, whole, stopped, damage, reason
+):
+    """Case 29."""
+    run = stopped(3)
+    damage(run / "checkpoints/step_000003")
+    done = resume(small, run)
+    assert done.code == 0, done.err
+    (warning,) = [line for line in done.out.splitlines() if line.startswith("warning: ")]
+    assert "checkpoint step_000003 is passed over" in warning
+    assert reason in warning
+    assert f"resumed from {run}/checkpoints/step_000002" in done.out
+    assert same_weights(run / "model", whole / "model")
+    assert metrics(run) == metrics(whole)
+
+
+def test_a_checkpoint_that_was_being_written_is_no_checkpoint(small, whole, stopped):
+    run = stopped(3)
+    (run / "checkpoints/step_000003").rename(run / "checkpoints/.step_000003.new")
+    assert f"resumed from {run}/checkpoints/step_000002" in resume(small, run).out
+    assert same_weights(run / "model", whole / "model")
+    assert [path.name for path in sorted((run / "checkpoints").iterdir())][0] == "step_000001"
+
+
+# ---- what cannot be resumed -----------------------------------------------------------------------------------------
+
+
+def test_resuming_where_there_is_no_checkpoint_is_refused_and_leaves_nothing(small, tmp_path):
+    done = resume(small, tmp_path / "run")
+    assert done.code == 2
+    assert f"error: {tmp_path}/run/checkpoints: there is no complete checkpoint to resume from" in done.err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "flags, says",
+    [
+        (("--data.max_prompts", "32"), ["64", "32"]),
+        (("--seed", "5"), ["seed"]),
+        (("--data.shuffle", "false"), ["shuffle"]),
+    ],
+)
+def test_resuming_with_other_data_is_refused_and_leaves_the_run_as_it_was(small, stopped, flags, says):
+    run = stopped(2)
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    done = resume(small, run, *flags)
+    assert done.code == 2, done.out
+    assert [part for part in says if part not in done.err] == [], done.err
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+
+
+def test_resuming_with_a_model_of_another_shape_is_refused_and_leaves_the_run_as_it_was(small, stopped, tmp_path):
+    from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
+
+    config = AutoModelForCausalLM.from_pretrained(small.start).config
+    config.intermediate_size = 48
+    LlamaForCausalLM(config).save_pretrained(tmp_path / "other")
+    AutoTokenizer.from_pretrained(small.start).save_pretrained(tmp_path / "other")
+    run = stopped(2)
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    done = resume(small, run, "--model.path", tmp_path / "other")
+    assert done.code == 2
+    assert "weights do not fit the model" in done.err
+    assert "(32, 64) for (32, 48)" in done.err
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+
+
+# ---- how many stay --------------------------------------------------------------------------------------------------
+
+
+def test_only_the_newest_checkpoints_stay_and_the_last_step_always_has_one(small, tmp_path):
+    flags = ("--num-steps", "5", "--checkpoint-every-steps", "2", "--run.folder", tmp_path / "run")
+    assert strop("train", small.train, *flags).code == 0
+    assert sorted(p.name for p in (tmp_path / "run/checkpoints").iterdir()) == ["step_000004", "step_000005"]
+
+
+def test_a_finished_run_resumed_is_left_as_it_was(small, whole, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(whole, run)
+    done = resume(small, run)
+    assert done.code == 0
+    assert [line for line in done.out.splitlines() if line.startswith("step ")] == []
+    assert same_weights(run / "model", whole / "model")
+    assert (run / "metrics.jsonl").read_text() == (whole / "metrics.jsonl").read_text()
