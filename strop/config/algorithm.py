@@ -18,12 +18,14 @@ class PPOClipOptions(Options):
     """PPO's clipped surrogate, with dual clip."""
 
     kind: Literal["ppo_clip"] = "ppo_clip"
-    eps_clip: float = Field(0.2, ge=0, lt=1, description="Distance of the ratio's lower bound from 1.")
+    eps_clip: float = Field(default=0.2, ge=0, lt=1, description="Distance of the ratio's lower bound from 1.")
     eps_clip_high: float | None = Field(
-        None, ge=0, description="Distance of the ratio's upper bound from 1; none means eps_clip."
+        default=None, ge=0, description="Distance of the ratio's upper bound from 1; none means eps_clip."
     )
     eps_clip_c: float | None = Field(
-        None, gt=1, description="Dual clip: cap on the ratio where the advantage is negative; none means no cap."
+        default=None,
+        gt=1,
+        description="Dual clip: cap on the ratio where the advantage is negative; none means no cap.",
     )
 
     def problems(self) -> Iterator[Problem]:
@@ -41,9 +43,9 @@ class CISPOOptions(Options):
 
     kind: Literal["cispo"] = "cispo"
     eps_clip: float = Field(
-        1.0, ge=0, description="Distance of the weight's lower bound from 1; 1.0 means no lower bound."
+        default=1.0, ge=0, description="Distance of the weight's lower bound from 1; 1.0 means no lower bound."
     )
-    eps_clip_high: float = Field(4.0, ge=0, description="Distance of the weight's upper bound from 1.")
+    eps_clip_high: float = Field(default=4.0, ge=0, description="Distance of the weight's upper bound from 1.")
 
     def warnings(self) -> Iterator[str]:
         if self.eps_clip < 1:
@@ -60,8 +62,8 @@ class GroupAdvantageOptions(Options):
     """GRPO's advantage: distance from the group's mean reward."""
 
     kind: Literal["group"] = "group"
-    normalize_std: bool = Field(True, description="Divide by the group's standard deviation (false: Dr.GRPO).")
-    std_eps: float = Field(1e-6, gt=0, description="Added to the standard deviation, in units of reward.")
+    normalize_std: bool = Field(default=True, description="Divide by the group's standard deviation (false: Dr.GRPO).")
+    std_eps: float = Field(default=1e-6, gt=0, description="Added to the standard deviation, in units of reward.")
 
     def idle(self) -> Iterator[Idle]:
         if not self.normalize_std:
@@ -72,9 +74,9 @@ class KLOptions(Options):
     """Penalty for leaving the reference: the model as it was before the first step, frozen."""
 
     coef: float = Field(
-        0.0, ge=0, description="Weight of KL(policy || reference) in the loss; 0 means no reference is kept."
+        default=0.0, ge=0, description="Weight of KL(policy || reference) in the loss; 0 means no reference is kept."
     )
-    kind: Literal["k1", "k2", "k3"] = Field("k3", description="Estimator of the KL; k3 is never negative.")
+    kind: Literal["k1", "k2", "k3"] = Field(default="k3", description="Estimator of the KL; k3 is never negative.")
 
     def idle(self) -> Iterator[Idle]:
         if self.coef == 0:
@@ -92,19 +94,23 @@ class AlgorithmOptions(Options):
     """What is optimised."""
 
     preset: Literal["grpo", "dr_grpo", "cispo"] | None = Field(
-        None, description="A paper's settings for the tables below; what you set beside it wins."
+        default=None, description="A paper's settings for the tables below; what you set beside it wins."
     )
     policy_loss: PolicyLossOptions = PPOClipOptions()
     advantage: GroupAdvantageOptions = GroupAdvantageOptions()
     kl: KLOptions = KLOptions()
-    entropy_coef: float = Field(0.0, description="Weight of the entropy bonus, subtracted from the loss; 0 means none.")
+    entropy_coef: float = Field(
+        default=0.0, description="Weight of the entropy bonus, subtracted from the loss; 0 means none."
+    )
     reduction: Literal["token_mean", "sequence_mean", "prompt_mean", "constant_length"] = Field(
-        "token_mean",
+        default="token_mean",
         description="How the loss of a step is averaged; constant_length divides by rollout.max_response_tokens.",
     )
-    mask_truncated: bool = Field(False, description="Leave responses that hit the length limit out of the loss.")
+    mask_truncated: bool = Field(
+        default=False, description="Leave responses that hit the length limit out of the loss."
+    )
     updates_per_batch: int = Field(
-        1, ge=1, description="Optimizer steps made from one batch of rollouts, each on a part of its prompts."
+        default=1, ge=1, description="Optimizer steps made from one batch of rollouts, each on a part of its prompts."
     )
 
     def idle(self) -> Iterator[Idle]:

@@ -13,26 +13,32 @@ class _PromptOptions(Options):
     """What every source of prompts has."""
 
     chat: Literal["auto", "always", "never"] = Field(
-        "auto",
+        default="auto",
         description="Put prompts through the tokenizer's chat template; auto: if it has one, or the prompt is messages.",
     )
-    system_prompt: str | None = Field(None, description="A system message before each prompt; none means none.")
-    shuffle: bool = Field(True, description="A new order for every pass over the data, from the seed.")
-    max_prompts: int | None = Field(None, ge=1, description="Use only the first so many rows; none means all.")
+    system_prompt: str | None = Field(default=None, description="A system message before each prompt; none means none.")
+    shuffle: bool = Field(default=True, description="A new order for every pass over the data, from the seed.")
+    max_prompts: int | None = Field(default=None, ge=1, description="Use only the first so many rows; none means all.")
 
 
 class _FileOptions(_PromptOptions):
     path: str = Field(description="The file.")
-    prompt_key: str = Field("prompt", description="Column of the prompt: text, or a list of messages.")
-    label_key: str = Field("label", description="Column of the right answer, handed to the scorer; may be absent.")
-    metadata_key: str = Field("metadata", description="Column of anything else a scorer may want; may be absent.")
+    prompt_key: str = Field(default="prompt", description="Column of the prompt: text, or a list of messages.")
+    label_key: str = Field(
+        default="label", description="Column of the right answer, handed to the scorer; may be absent."
+    )
+    metadata_key: str = Field(
+        default="metadata", description="Column of anything else a scorer may want; may be absent."
+    )
 
 
 class JSONLOptions(_FileOptions):
     """Prompts from a file with one JSON object a line."""
 
     kind: Literal["jsonl"] = "jsonl"
-    skip_bad_lines: bool = Field(False, description="Leave broken lines out, with a count, instead of stopping.")
+    skip_bad_lines: bool = Field(
+        default=False, description="Leave broken lines out, with a count, instead of stopping."
+    )
 
 
 class ParquetOptions(_FileOptions):
@@ -46,8 +52,8 @@ class ReasoningGymOptions(_PromptOptions):
 
     kind: Literal["reasoning_gym"] = "reasoning_gym"
     name: str = Field(description="Name of the dataset, such as chain_sum.")
-    size: int = Field(1000, ge=1, description="How many tasks to generate.")
-    task_seed: int = Field(0, ge=0, description="Seed of the generated tasks; another one for held-out tasks.")
+    size: int = Field(default=1000, ge=1, description="How many tasks to generate.")
+    task_seed: int = Field(default=0, ge=0, description="Seed of the generated tasks; another one for held-out tasks.")
     options: dict[str, Any] = Field(
         default_factory=dict, description="Further settings of the dataset, by its own names."
     )
@@ -61,10 +67,14 @@ class DemonstrationOptions(Options):
 
     kind: Literal["jsonl"] = "jsonl"
     path: str = Field(description="The file.")
-    prompt_key: str = Field("prompt", description="Column of the prompt: text, or a list of messages.")
-    response_key: str = Field("response", description="Column of the response text; the end token is added to it.")
-    chat: Literal["auto", "always", "never"] = Field("auto", description="As in strop train.")
-    system_prompt: str | None = Field(None, description="A system message before each prompt; none means none.")
-    shuffle: bool = Field(True, description="A new order for every pass over the data, from the seed.")
-    skip_bad_lines: bool = Field(False, description="Leave broken lines out, with a count, instead of stopping.")
-    batch_size: int = Field(64, ge=1, description="Demonstrations per optimizer step.")
+    prompt_key: str = Field(default="prompt", description="Column of the prompt: text, or a list of messages.")
+    response_key: str = Field(
+        default="response", description="Column of the response text; the end token is added to it."
+    )
+    chat: Literal["auto", "always", "never"] = Field(default="auto", description="As in strop train.")
+    system_prompt: str | None = Field(default=None, description="A system message before each prompt; none means none.")
+    shuffle: bool = Field(default=True, description="A new order for every pass over the data, from the seed.")
+    skip_bad_lines: bool = Field(
+        default=False, description="Leave broken lines out, with a count, instead of stopping."
+    )
+    batch_size: int = Field(default=64, ge=1, description="Demonstrations per optimizer step.")

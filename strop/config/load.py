@@ -14,11 +14,11 @@ from strop.config.base import Options
 from strop.config.messages import describe
 from strop.config.overrides import nest
 from strop.config.presets import PRESETS
-from strop.config.root import SFTConfig, TrainConfig
+from strop.config.root import RootConfig, SFTConfig, TrainConfig
 from strop.types import ConfigError
 
-Config = TypeVar("Config", TrainConfig, SFTConfig)
-ROOTS: dict[str, type[TrainConfig] | type[SFTConfig]] = {"train": TrainConfig, "sft": SFTConfig}
+Config = TypeVar("Config", bound=RootConfig)
+ROOTS: dict[str, type[RootConfig]] = {"train": TrainConfig, "sft": SFTConfig}
 
 
 def load_config(

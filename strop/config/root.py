@@ -46,7 +46,7 @@ class RootConfig(Options):
 class TrainConfig(RootConfig):
     """Options of `strop train`, `strop eval` and `strop explain`."""
 
-    seed: int = Field(0, ge=0, lt=2**63, description="Everything random in a run follows from it.")
+    seed: int = Field(default=0, ge=0, lt=2**63, description="Everything random in a run follows from it.")
     model: ModelOptions
     data: DataOptions
     rollout: RolloutOptions = RolloutOptions()
@@ -94,7 +94,7 @@ class TrainConfig(RootConfig):
 class SFTConfig(RootConfig):
     """Options of `strop sft`."""
 
-    seed: int = Field(0, ge=0, lt=2**63, description="Everything random in a run follows from it.")
+    seed: int = Field(default=0, ge=0, lt=2**63, description="Everything random in a run follows from it.")
     model: ModelOptions
     data: DemonstrationOptions
     trainer: SFTTrainerOptions = SFTTrainerOptions()

@@ -14,22 +14,23 @@ from strop.config.data import DataOptions
 class RolloutOptions(Options):
     """How a batch of rollouts is sampled. Training samples from the whole distribution: no top_p, no top_k."""
 
-    prompts_per_step: int = Field(32, ge=1, description="Prompts in a batch of rollouts.")
-    group_size: int = Field(8, ge=1, description="Samples per prompt.")
+    prompts_per_step: int = Field(default=32, ge=1, description="Prompts in a batch of rollouts.")
+    group_size: int = Field(default=8, ge=1, description="Samples per prompt.")
     temperature: float = Field(
-        1.0, gt=0, description="Sampling temperature; the trainer's log-probabilities use it too."
+        default=1.0, gt=0, description="Sampling temperature; the trainer's log-probabilities use it too."
     )
     max_response_tokens: int = Field(
-        256, ge=1, description="Length limit of a response in tokens, the end token included."
+        default=256, ge=1, description="Length limit of a response in tokens, the end token included."
     )
     stop_token_ids: tuple[Annotated[int, Field(ge=0)], ...] = Field(
-        (), description="End ids beside those of the model."
+        default=(), description="End ids beside those of the model."
     )
 
 
 class _RewardOptions(Options):
     on_error: Literal["fail", "zero", "exclude"] = Field(
-        "fail", description="When a scorer raises or returns NaN: stop, score 0, or leave the rollout out (counted)."
+        default="fail",
+        description="When a scorer raises or returns NaN: stop, score 0, or leave the rollout out (counted).",
     )
 
 
@@ -37,14 +38,14 @@ class ExactRewardOptions(_RewardOptions):
     """1 if the response equals the label and ended by itself, else 0."""
 
     kind: Literal["exact"] = "exact"
-    strip: bool = Field(True, description="Ignore white space around both.")
+    strip: bool = Field(default=True, description="Ignore white space around both.")
 
 
 class NumberRewardOptions(_RewardOptions):
     """1 if the last number of the response equals the label, else 0."""
 
     kind: Literal["number"] = "number"
-    tolerance: float = Field(0.0, ge=0, description="Largest absolute difference that still counts as equal.")
+    tolerance: float = Field(default=0.0, ge=0, description="Largest absolute difference that still counts as equal.")
 
 
 class MathRewardOptions(_RewardOptions):
@@ -64,7 +65,7 @@ class FunctionRewardOptions(_RewardOptions):
 
     kind: Literal["function"] = "function"
     function: str = Field(description="Where it is: module:function or path/to/file.py:function.")
-    batched: bool = Field(False, description="It takes a list of rollouts and returns as many scores.")
+    batched: bool = Field(default=False, description="It takes a list of rollouts and returns as many scores.")
 
 
 RewardOptions = Annotated[
@@ -76,15 +77,19 @@ RewardOptions = Annotated[
 class EvalOptions(Options):
     """Held-out prompts, answered greedily and by sampling, before the first step, every so often, and after the last."""
 
-    data: DataOptions | None = Field(None, description="The held-out prompts; none means no evaluation.")
-    every_steps: int = Field(0, ge=0, description="Evaluate after every so many steps; 0 means only before and after.")
-    greedy: bool = Field(True, description="Score the greedy answer to each prompt.")
-    num_samples: int = Field(1, ge=0, description="Sampled answers to each prompt; 0 means none.")
-    temperature: float = Field(1.0, gt=0, description="Temperature of the sampled answers.")
-    top_p: float = Field(1.0, gt=0, le=1, description="Keep the likeliest tokens up to this probability; 1 keeps all.")
-    top_k: int = Field(0, ge=0, description="Keep so many likeliest tokens; 0 keeps all.")
+    data: DataOptions | None = Field(default=None, description="The held-out prompts; none means no evaluation.")
+    every_steps: int = Field(
+        default=0, ge=0, description="Evaluate after every so many steps; 0 means only before and after."
+    )
+    greedy: bool = Field(default=True, description="Score the greedy answer to each prompt.")
+    num_samples: int = Field(default=1, ge=0, description="Sampled answers to each prompt; 0 means none.")
+    temperature: float = Field(default=1.0, gt=0, description="Temperature of the sampled answers.")
+    top_p: float = Field(
+        default=1.0, gt=0, le=1, description="Keep the likeliest tokens up to this probability; 1 keeps all."
+    )
+    top_k: int = Field(default=0, ge=0, description="Keep so many likeliest tokens; 0 keeps all.")
     max_response_tokens: int | None = Field(
-        None, ge=1, description="Length limit; none means rollout.max_response_tokens."
+        default=None, ge=1, description="Length limit; none means rollout.max_response_tokens."
     )
 
     def problems(self) -> Iterator[Problem]:

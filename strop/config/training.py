@@ -15,10 +15,10 @@ class ModelOptions(Options):
 
     path: str = Field(description="A Hugging Face folder or name.")
     dtype: Literal["float32", "bfloat16"] = Field(
-        "float32", description="Type of the weights; float32 is the fast one on CPU."
+        default="float32", description="Type of the weights; float32 is the fast one on CPU."
     )
-    device: str = Field("auto", description="auto (a GPU if there is one), cpu, cuda, cuda:1, ...")
-    trust_remote_code: bool = Field(False, description="Run code that comes with the model folder.")
+    device: str = Field(default="auto", description="auto (a GPU if there is one), cpu, cuda, cuda:1, ...")
+    trust_remote_code: bool = Field(default=False, description="Run code that comes with the model folder.")
 
 
 class TorchEngineOptions(Options):
@@ -26,7 +26,7 @@ class TorchEngineOptions(Options):
 
     kind: Literal["torch"] = "torch"
     max_sequences: int = Field(
-        64, ge=1, description="Sequences sampled at the same time; the others wait for a free slot."
+        default=64, ge=1, description="Sequences sampled at the same time; the others wait for a free slot."
     )
 
 
@@ -34,42 +34,48 @@ class TorchTrainerOptions(Options):
     """AdamW in this process. Schedules count optimizer steps."""
 
     kind: Literal["torch"] = "torch"
-    lr: float = Field(1e-6, gt=0, description="Peak learning rate.")
+    lr: float = Field(default=1e-6, gt=0, description="Peak learning rate.")
     lr_schedule: Literal["constant", "linear", "cosine"] = Field(
-        "constant", description="From the peak to 0 over the run, or constant."
+        default="constant", description="From the peak to 0 over the run, or constant."
     )
     warmup_steps: int = Field(
-        0, ge=0, description="Optimizer steps over which the learning rate rises from 0 to its peak."
+        default=0, ge=0, description="Optimizer steps over which the learning rate rises from 0 to its peak."
     )
-    beta1: float = Field(0.9, ge=0, lt=1, description="AdamW's decay of the first moment.")
-    beta2: float = Field(0.95, ge=0, lt=1, description="AdamW's decay of the second moment.")
-    adam_eps: float = Field(1e-8, gt=0, description="AdamW's epsilon.")
-    weight_decay: float = Field(0.0, ge=0, description="AdamW's decoupled weight decay.")
+    beta1: float = Field(default=0.9, ge=0, lt=1, description="AdamW's decay of the first moment.")
+    beta2: float = Field(default=0.95, ge=0, lt=1, description="AdamW's decay of the second moment.")
+    adam_eps: float = Field(default=1e-8, gt=0, description="AdamW's epsilon.")
+    weight_decay: float = Field(default=0.0, ge=0, description="AdamW's decoupled weight decay.")
     max_grad_norm: float = Field(
-        1.0, gt=0, allow_inf_nan=True, description="Gradients are scaled down to this global norm; inf means never."
+        default=1.0,
+        gt=0,
+        allow_inf_nan=True,
+        description="Gradients are scaled down to this global norm; inf means never.",
     )
     max_tokens_per_micro_batch: int = Field(
-        4096, ge=1, description="Token positions of one forward pass, padding included; a longer sequence goes alone."
+        default=4096,
+        ge=1,
+        description="Token positions of one forward pass, padding included; a longer sequence goes alone.",
     )
     layout: Literal["padded", "packed"] = Field(
-        "padded", description="Micro-batches of rows of like length, or of one row with the sequences end to end."
+        default="padded",
+        description="Micro-batches of rows of like length, or of one row with the sequences end to end.",
     )
     num_threads: int | None = Field(
-        None, ge=1, description="CPU threads of torch; none means all that this process may use."
+        default=None, ge=1, description="CPU threads of torch; none means all that this process may use."
     )
 
 
 class SFTTrainerOptions(TorchTrainerOptions):
     """AdamW in this process, with the learning rate that imitation usually takes."""
 
-    lr: float = Field(1e-5, gt=0, description="Peak learning rate.")
+    lr: float = Field(default=1e-5, gt=0, description="Peak learning rate.")
 
 
 class GuardOptions(Options):
     """What stops a step before the optimizer."""
 
     max_logprob_gap: float | None = Field(
-        None,
+        default=None,
         gt=0,
         allow_inf_nan=True,
         description="Largest mean |engine - trainer| log-probability of the sampled tokens, in nats; none means 0.001 for "
@@ -80,14 +86,14 @@ class GuardOptions(Options):
 class RunOptions(Options):
     """How long to train and what to write."""
 
-    folder: str = Field("runs/{name}", description="The run folder; {name} stands for the config file's name.")
-    num_steps: int = Field(100, ge=1, description="Batches of rollouts (train) or optimizer steps (sft).")
+    folder: str = Field(default="runs/{name}", description="The run folder; {name} stands for the config file's name.")
+    num_steps: int = Field(default=100, ge=1, description="Batches of rollouts (train) or optimizer steps (sft).")
     checkpoint_every_steps: int = Field(
-        0, ge=0, description="Write a checkpoint after every so many steps; 0 means never."
+        default=0, ge=0, description="Write a checkpoint after every so many steps; 0 means never."
     )
-    keep_checkpoints: int = Field(2, ge=1, description="How many of the newest checkpoints stay.")
-    save_rollouts: bool = Field(True, description="Write sampled texts and scores to rollouts/.")
-    overwrite: bool = Field(False, description="Replace a run that is in the folder already.")
+    keep_checkpoints: int = Field(default=2, ge=1, description="How many of the newest checkpoints stay.")
+    save_rollouts: bool = Field(default=True, description="Write sampled texts and scores to rollouts/.")
+    overwrite: bool = Field(default=False, description="Replace a run that is in the folder already.")
 
     def idle(self) -> Iterator[Idle]:
         if self.checkpoint_every_steps == 0:

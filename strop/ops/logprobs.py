@@ -128,7 +128,8 @@ class _LinearLogprobs(torch.autograd.Function):
         return logprobs, entropy
 
     @staticmethod
-    def backward(ctx, grad_logprobs, grad_entropy):
+    def backward(ctx, *grad_outputs):
+        grad_logprobs, grad_entropy = grad_outputs
         hidden, weight, targets, entropy = ctx.saved_tensors
         grad_hidden = torch.empty_like(hidden)
         # Summed over chunks in float32: in bfloat16 the sum drowns (10 % off after 200 chunks).

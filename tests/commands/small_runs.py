@@ -120,6 +120,12 @@ class Done:
     err: str
 
 
+def small_once(tmp_path_factory):
+    """The small folder of this session, made by whoever asks first."""
+    folder = tmp_path_factory.getbasetemp() / "small"
+    return Small(folder) if (folder / "sft.toml").exists() else write_small(folder)
+
+
 def write_small(folder):
     """Fill a folder with the quickstart's task, a model of width 32 in place of its own, a reward and configs."""
     spec = importlib.util.spec_from_file_location("quickstart_task", ROOT / "examples/quickstart/task.py")
@@ -166,7 +172,7 @@ def write_tokenizer(folder, characters):
 
     vocabulary = {token: i for i, token in enumerate(["<pad>", "<eos>", *characters])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("(?s)."), "isolated")
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     tokenizer.decoder = decoders.Fuse()
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>").save_pretrained(folder)
     return len(vocabulary)
@@ -220,9 +226,7 @@ def read_lines(path):
 
 def without_times(rows):
     """Lines of metrics.jsonl without what differs from run to run."""
-    return [
-        {k: v for k, v in row.items() if not k.startswith("seconds/") and k != "tokens_per_second"} for row in rows
-    ]
+    return [{k: v for k, v in row.items() if not k.startswith("seconds/") and k != "tokens_per_second"} for row in rows]
 
 
 def metrics(run):

@@ -4,7 +4,12 @@ import json
 import shutil
 
 import pytest
-from commands.small_runs import read_lines, same_weights, strop
+from commands.small_runs import read_lines, same_weights, small_once, strop
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    return small_once(tmp_path_factory)
 
 
 @pytest.fixture
@@ -195,7 +200,9 @@ def test_a_folder_that_holds_a_run_is_refused_and_left_as_it_is(small, command, 
 
 
 def test_a_refused_run_leaves_no_folder_above_its_own_either(small, tmp_path):
-    done = strop("train", small.train, "--model.path", tmp_path / "no", "--run.folder", tmp_path / "runs" / "deep" / "x")
+    done = strop(
+        "train", small.train, "--model.path", tmp_path / "no", "--run.folder", tmp_path / "runs" / "deep" / "x"
+    )
     assert done.code == 2
     assert list(tmp_path.iterdir()) == []
 

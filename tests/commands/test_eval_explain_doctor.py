@@ -3,7 +3,12 @@
 import json
 
 import pytest
-from commands.small_runs import read_lines, strop, strop_process
+from commands.small_runs import read_lines, small_once, strop, strop_process
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    return small_once(tmp_path_factory)
 
 
 @pytest.fixture(autouse=True)
@@ -116,7 +121,16 @@ def test_explain_of_an_sft_config_without_saying_so_is_refused(small):
 @pytest.mark.parametrize("command", ["explain", "train"])
 @pytest.mark.parametrize("eps_clip, warned", [("0.2", True), ("1.0", False)])
 def test_cispo_with_a_lower_bound_is_warned_of(small, tmp_path, command, eps_clip, warned):
-    flags = ("--algorithm.preset", "cispo", "--eps-clip", eps_clip, "--num-steps", "1", "--run.folder", tmp_path / "run")
+    flags = (
+        "--algorithm.preset",
+        "cispo",
+        "--eps-clip",
+        eps_clip,
+        "--num-steps",
+        "1",
+        "--run.folder",
+        tmp_path / "run",
+    )
     done = strop(command, small.train, *flags)
     assert done.code == 0
     warning = "warning: CISPO with eps_clip = 0.2 keeps a lower bound of 0.8 on the weight"

@@ -3,7 +3,12 @@
 import json
 
 import pytest
-from commands.small_runs import metrics, read_lines, same_weights, strop
+from commands.small_runs import metrics, read_lines, same_weights, small_once, strop
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    return small_once(tmp_path_factory)
 
 
 @pytest.fixture
@@ -83,7 +88,7 @@ def test_masked_truncated_responses_leave_the_loss_and_not_the_statistics(traine
 
 @pytest.mark.parametrize("preset", ["cispo", "grpo", "dr_grpo"])
 def test_equal_rewards_everywhere_give_loss_0_and_leave_the_weights(small, trained, preset):
-    """Case 8: seven times 0.35, whose float32 mean is not 0.35. GRPO's KL term is 0 too, for the policy stays at the reference."""
+    """Case 8, groups of seven. GRPO's KL term is 0 too, for the policy stays at the reference."""
     flags = ["--reward.function", small.reward("equal"), "--algorithm.preset", preset]
     done, run = trained(*flags, "--group-size", "7")
     assert done.code == 0
@@ -94,7 +99,7 @@ def test_equal_rewards_everywhere_give_loss_0_and_leave_the_weights(small, train
 
 
 def test_unequal_rewards_are_not_counted_as_equal(trained):
-    done, run = trained()
+    _, run = trained()
     for row in metrics(run):
         groups = {}
         for r in read_lines(run / f"rollouts/step_{row['step']:06d}.jsonl"):

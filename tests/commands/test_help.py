@@ -5,7 +5,13 @@ import subprocess
 import sys
 
 import pytest
-from commands.small_runs import ENVIRONMENT, strop, strop_process
+from commands.small_runs import ENVIRONMENT, small_once, strop, strop_process
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    return small_once(tmp_path_factory)
+
 
 # Runs the entry point and prints, last, its exit code and which heavy libraries it imported.
 _WATCHED = """

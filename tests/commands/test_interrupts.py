@@ -6,10 +6,15 @@ import signal
 import subprocess
 
 import pytest
-from commands.small_runs import ENVIRONMENT, Done, command_line, metrics, read_lines, same_weights, strop
+from commands.small_runs import ENVIRONMENT, Done, command_line, metrics, read_lines, same_weights, small_once, strop
 
 import strop as package
 from strop.observe.console import QuietConsole
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    return small_once(tmp_path_factory)
 
 
 def interrupted(number, *arguments, cwd, after="step "):

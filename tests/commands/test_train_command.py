@@ -6,10 +6,24 @@ import subprocess
 import sys
 
 import pytest
-from commands.small_runs import ENVIRONMENT, metrics, read_lines, same_weights, strop, strop_process, weights
+from commands.small_runs import (
+    ENVIRONMENT,
+    metrics,
+    read_lines,
+    same_weights,
+    small_once,
+    strop,
+    strop_process,
+    weights,
+)
 
 from strop.config import load_config
 from strop.config.tree import values
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    return small_once(tmp_path_factory)
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +35,7 @@ def made(small, tmp_path_factory):
 
 
 def test_a_run_prints_the_objective_the_first_prompt_and_one_line_a_step(made):
-    done, run = made
+    done, _ = made
     assert (done.code, done.err) == (0, "")
     assert "minimise  sum_t w_t [ loss_t ]" in done.out
     assert "first prompt as the model reads it: " in done.out

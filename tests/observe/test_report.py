@@ -3,7 +3,13 @@
 from html.parser import HTMLParser
 
 import pytest
-from commands.small_runs import read_lines, strop
+from commands.small_runs import read_lines, small_once, strop
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    return small_once(tmp_path_factory)
+
 
 _VOID = {"meta", "br", "hr", "img", "link", "input", "circle", "polyline"}
 
@@ -33,15 +39,6 @@ class Page(HTMLParser):
 
     def handle_data(self, text):
         self.words.append(text)
-
-
-# Prompts and answers that would be markup if they were not escaped.
-REWARD = """
-from dataclasses import replace
-
-def score(rollout):
-    return len(rollout.text) / 8
-"""
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +75,6 @@ def test_the_report_shows_samples_of_the_last_step(run):
 def test_names_that_are_markup_are_shown_as_text(run):
     page = Page(run / "report.html")
     assert page.words.count("a<b>&c") == 2  # title and heading
-    assert "b" in page.open or "<b>&c" not in (run / "report.html").read_text()
 
 
 def test_prompts_and_labels_that_are_markup_are_shown_as_text(small, tmp_path):

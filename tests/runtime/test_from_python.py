@@ -3,10 +3,15 @@
 import asyncio
 
 import pytest
-from commands.small_runs import metrics, read_lines, same_weights, without_times
+from commands.small_runs import metrics, read_lines, same_weights, small_once, without_times
 
 import strop
 from strop.types import ConfigError, GuardError, ModelError, RewardError
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    return small_once(tmp_path_factory)
 
 
 @pytest.fixture
@@ -146,5 +151,7 @@ def test_importing_strop_alone_imports_no_command():
     import subprocess
     import sys
 
-    program = "import sys, strop; print(sorted(m for m in sys.modules if m.startswith(('torch', 'strop.', 'pydantic'))))"
+    program = (
+        "import sys, strop; print(sorted(m for m in sys.modules if m.startswith(('torch', 'strop.', 'pydantic'))))"
+    )
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout.strip() == "[]"

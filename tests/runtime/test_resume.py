@@ -6,7 +6,13 @@ import signal
 import subprocess
 
 import pytest
-from commands.small_runs import ENVIRONMENT, command_line, metrics, read_lines, same_weights, strop
+from commands.small_runs import ENVIRONMENT, command_line, metrics, read_lines, same_weights, small_once, strop
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    return small_once(tmp_path_factory)
+
 
 # Everything that a checkpoint could forget: moments, the schedule, the reference, the place in shuffled data.
 FLAGS = ("--num-steps", "4", "--checkpoint-every-steps", "1", "--keep-checkpoints", "9", "--coef", "0.1")
@@ -160,7 +166,7 @@ def test_a_checkpoint_that_was_being_written_is_no_checkpoint(small, whole, stop
     (run / "checkpoints/step_000003").rename(run / "checkpoints/.step_000003.new")
     assert f"resumed from {run}/checkpoints/step_000002" in resume(small, run).out
     assert same_weights(run / "model", whole / "model")
-    assert [path.name for path in sorted((run / "checkpoints").iterdir())][0] == "step_000001"
+    assert not (run / "checkpoints/.step_000003.new").exists()  # step 3 was written again over the leftover
 
 
 # ---- what cannot be resumed -----------------------------------------------------------------------------------------

@@ -166,6 +166,17 @@ def test_a_gap_above_its_bound_stops_the_step(tmp_path):
     assert saved_state(trainer, tmp_path / "after") == state
 
 
+def test_nothing_of_a_step_refused_for_its_gap_reaches_the_next_one():
+    refused, fresh = tiny_models.llama(), tiny_models.llama()
+    good = agreeing_batch(fresh)
+    trainer = make_trainer(refused, lr=0.01, max_logprob_gap=0.01)
+    with pytest.raises(GuardError):
+        trainer.step(agreeing_batch(refused, gap=0.02), make_objective())
+    trainer.step(good, make_objective())
+    make_trainer(fresh, lr=0.01).step(good, make_objective())
+    assert same_tensors(parameters(refused), parameters(fresh))
+
+
 def test_a_gap_below_its_bound_is_measured_and_passes():
     model = tiny_models.llama()
     metrics = make_trainer(model, max_logprob_gap=0.03).step(agreeing_batch(model, gap=0.02), make_objective())
