@@ -61,17 +61,19 @@ def _curve(name: str, metrics: Sequence[Mapping[str, float]]) -> str:
     steps, values = [p[0] for p in points], [p[1] for p in points]
     low, high = min(values), max(values)
     width, height = max(steps[-1] - steps[0], 1), (high - low) or 1.0
-    path = " ".join(f"{300 * (s - steps[0]) / width:.1f},{96 - 92 * (v - low) / height:.1f}" for s, v in points)
+    places = [(300 * (s - steps[0]) / width, 96 - 92 * (v - low) / height) for s, v in points]
+    path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
     dots = (
-        "".join(f"<circle cx='{p.split(',')[0]}' cy='{p.split(',')[1]}' r='2' fill='#b4552d'/>" for p in path.split())
-        if len(points) < 40
+        "".join(f"<circle cx='{x:.1f}' cy='{y:.1f}' r='2' fill='#b4552d'/>" for x, y in places)
+        if len(places) < 40
         else ""
     )
     return (
         f"<figure><figcaption><b>{html.escape(name)}</b><span>{values[0]:.4g} &rarr; {values[-1]:.4g}</span></figcaption>"
         f"<svg viewBox='0 0 300 100' preserveAspectRatio='none'><polyline points='{path}' fill='none' stroke='#b4552d' "
         f"stroke-width='1.5' vector-effect='non-scaling-stroke'/>{dots}</svg>"
-        f"<figcaption><span>steps {steps[0]}&ndash;{steps[-1]}</span><span>{low:.4g} &hellip; {high:.4g}</span></figcaption></figure>"
+        f"<figcaption><span>steps {steps[0]:g}&ndash;{steps[-1]:g}</span><span>{low:.4g} &hellip; {high:.4g}</span>"
+        "</figcaption></figure>"
     )
 
 

@@ -5,7 +5,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from strop.ops.policy_loss import MAX_LOG_RATIO
+from strop.ops.policy_loss.ratio import MAX_LOG_RATIO
 
 KLKind = Literal["k1", "k2", "k3"]
 

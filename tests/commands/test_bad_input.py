@@ -149,6 +149,14 @@ def test_a_missing_model_folder_is_named(small, refused, command, tmp_path):
     assert f"model.path must be a Hugging Face folder or name, got '{tmp_path}/nothing'" in message
 
 
+@pytest.mark.parametrize("path", ["runs/nothing", "./nothing", "../nothing/model", "runs/a/b"])
+def test_a_missing_model_folder_given_relative_is_named_as_such(small, refused, path, monkeypatch):
+    import huggingface_hub
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    assert "there is no such folder" in refused("train", small.train, "--model.path", path)
+
+
 @pytest.mark.parametrize("command", ["train", "sft"])
 def test_truncated_weights_are_named(small, refused, command, tmp_path):
     model = tmp_path / "model"

@@ -52,6 +52,15 @@ def test_a_model_whose_weights_are_not_finite_stops_with_a_guard(small, trained,
     assert not (run / "metrics.jsonl").exists()
 
 
+def test_a_guard_that_stops_the_second_update_of_a_batch_saves_the_model_from_before_the_batch(small, trained):
+    """The first update, at an absurd learning rate, ruins the weights; the second one's loss is not finite."""
+    done, run = trained("--lr", "1e30", "--checkpoint-every-steps", "1")
+    assert done.code == 1
+    assert "not finite" in done.err
+    assert not (run / "metrics.jsonl").exists()
+    assert same_weights(run / "model", small.start)
+
+
 @pytest.fixture(scope="module")
 def endless(small):
     """The small model with the embedding of its end token at 0: at a low temperature it never ends a response."""

@@ -129,3 +129,33 @@ def test_an_interrupted_run_resumes_as_if_it_had_not_been(small, tmp_path):
     package.train(whole)
     assert same_weights(tmp_path / "run/model", tmp_path / "whole/model")
     assert metrics(tmp_path / "run") == metrics(tmp_path / "whole")
+
+
+class Impatient(QuietConsole):
+    """Sends this process SIGINT twice, as an impatient user does, after the first update of the third step."""
+
+    def __init__(self):
+        super().__init__()
+        self._phases = []
+
+    def phase(self, name, total):
+        self._phases.append(name)
+        return super().phase(name, total)
+
+    def advance(self, done):
+        if self._phases[-1] == "train" and self._phases.count("train") == 3 and done == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_a_run_stopped_at_once_within_a_step_resumes_from_before_that_step(small, tmp_path):
+    """The step is made of two updates; weights after one of them are no state that a run without a stop ever has."""
+    options = {"run.num_steps": 4, "run.checkpoint_every_steps": 1}
+    config = package.load_config(small.train, {**options, "run.folder": str(tmp_path / "run")})
+    with pytest.raises(KeyboardInterrupt):
+        package.train(config, console=Impatient())
+    assert [row["step"] for row in read_lines(tmp_path / "run/metrics.jsonl")] == [1, 2]
+    package.train(config, resume=True)
+    package.train(package.load_config(small.train, {**options, "run.folder": str(tmp_path / "whole")}))
+    assert metrics(tmp_path / "run") == metrics(tmp_path / "whole")
+    assert same_weights(tmp_path / "run/model", tmp_path / "whole/model")

@@ -89,6 +89,15 @@ def test_gradients_are_those_of_the_models_own_logits(name):
         assert (p.grad - q.grad).abs().max() <= 2e-5 * q.grad.abs().max() + 1e-6, where
 
 
+def test_a_head_bias_that_is_zero_still_learns():
+    # at zero it cannot be seen in the logits
+    model = tiny_models.phi()
+    with torch.no_grad():
+        model.lm_head.bias.zero_()
+    make_trainer(model, lr=0.01).step(make_batch(*ROWS), make_objective())
+    assert (model.lm_head.bias != 0).all()
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", tiny_models.BUILDERS)
 def test_a_sequence_never_sees_its_neighbours(name, layout):
