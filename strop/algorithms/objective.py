@@ -11,6 +11,7 @@ from torch import Tensor
 from strop import ops
 from strop.algorithms.binding import ADVANTAGES, POLICY_LOSSES, dual_clip_of
 from strop.config import AlgorithmOptions
+from strop.ops.policy_loss import MAX_LOG_RATIO
 from strop.types import Metric, StepMetrics
 
 
@@ -88,7 +89,7 @@ class PolicyObjective:
 def _metrics(tokens: TrainableTokens, sums: dict[str, Tensor]) -> StepMetrics:
     """Sums and extremes of one micro-batch, moved to the host in one transfer."""
     with torch.no_grad():
-        log_ratio = tokens.logprobs - tokens.old_logprobs
+        log_ratio = (tokens.logprobs - tokens.old_logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
         gap = (tokens.old_logprobs - tokens.rollout_logprobs).abs()
         means = {
             **sums,

@@ -70,6 +70,8 @@ class TorchEngine:
     async def generate(self, request: GenerateRequest) -> list[Completion]:
         """One completion per seed, in the order of the seeds."""
         self._check(request)
+        if not request.seeds:
+            return []
         job = _Job(request, asyncio.get_running_loop().create_future(), deque(range(len(request.seeds))))
         self._queue.append(job)
         if self._driver is None or self._driver.done():
@@ -85,19 +87,19 @@ class TorchEngine:
 
     async def update_weights(self, weights: Iterable[tuple[str, Tensor]], policy_version: int) -> None:
         """Take weights by name. Tensors that are this model's own are only counted; a tied head follows its embedding."""
-        own, seen = dict(self.model.named_parameters()), set()
-        unexpected = []
-        with torch.no_grad():
-            for name, tensor in weights:
-                if name not in own:
-                    unexpected.append(name)
-                    continue
-                seen.add(name)
-                if own[name].data_ptr() != tensor.data_ptr():
-                    own[name].copy_(tensor)
-        missing = sorted(set(own) - seen)
+        own, given = dict(self.model.named_parameters()), dict(weights)
+        missing, unexpected = sorted(set(own) - set(given)), sorted(set(given) - set(own))
         if missing or unexpected:
             raise ModelError(f"weights do not fit the engine's model: missing {missing}, unexpected {unexpected}.")
+        wrong = [
+            f"{n} {tuple(given[n].shape)} for {tuple(p.shape)}" for n, p in own.items() if given[n].shape != p.shape
+        ]
+        if wrong:
+            raise ModelError(f"weights do not fit the engine's model: shapes {', '.join(wrong)}.")
+        with torch.no_grad():
+            for name, tensor in given.items():
+                if own[name].data_ptr() != tensor.data_ptr():
+                    own[name].copy_(tensor)
         self.policy_version = policy_version
 
     async def close(self) -> None:
@@ -139,6 +141,7 @@ class TorchEngine:
                 job.done.set_exception(error) if isinstance(error, Exception) else job.done.cancel()
         self._queue.clear()
         self._active.clear()
+        self._decoder = None  # what a broken model wrote into the cache must not reach anybody
 
     @torch.inference_mode()
     def _advance(self) -> None:

@@ -10,6 +10,10 @@ from torch import Tensor
 from strop import ops
 from strop.data.batch import Batch
 from strop.trainers.layout import Layout, LayoutKind, lay_out
+from strop.types import UserError
+
+# Config names under which models scale or cap their logits after the head.
+_BENT_LOGITS = ("final_logit_softcapping", "logit_scale", "logits_scaling", "lm_head_multiplier", "logits_divider")
 
 
 class TokenScorer:
@@ -51,7 +55,27 @@ class TokenScorer:
         return self.model.base_model(**self._inputs(laid)).last_hidden_state
 
     @torch.no_grad()
+    def check_packing(self) -> None:
+        """See on numbers that a packed sequence does not see the one before it.
+
+        Raises:
+            UserError: it does: the model has no word for where a sequence begins.
+        """
+        ids = torch.tensor([[0, 1, 2, 1, 0]], device=self.device)
+        positions = torch.tensor([[0, 1, 2, 0, 1]], device=self.device)
+        alone = self.model(input_ids=ids[:, 3:], use_cache=False).logits[0]
+        packed = self.model(input_ids=ids, position_ids=positions, attention_mask=None, use_cache=False).logits[0, 3:]
+        if not torch.allclose(alone, packed, rtol=1e-2, atol=1e-3):
+            raise UserError(
+                "trainer.layout must be padded for this model, got packed: its sequences see the ones before them in a packed "
+                f"row (logits differ by {(alone - packed).abs().max():.2g})."
+            )
+
+    @torch.no_grad()
     def _head_is_plain(self) -> bool:
+        settings = self.model.config.get_text_config().to_dict()
+        if any(settings.get(name) not in (None, 1, 1.0) for name in _BENT_LOGITS):
+            return False
         head, body = self.model.get_output_embeddings(), self.model.base_model
         if not isinstance(head, torch.nn.Linear) or head.bias is not None or body is self.model:
             return False

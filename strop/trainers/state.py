@@ -39,6 +39,7 @@ def load(folder: Path, parameters: dict[str, Tensor], optimizer: torch.optim.Opt
         for name, parameter in parameters.items():
             parameter.copy_(weights[name])
     moments = load_file(folder / "optimizer.safetensors")
+    optimizer.state.clear()  # moments of steps that the saved trainer never made
     for name, parameter in parameters.items():
         if f"step/{name}" in moments:
             found = {moment: moments[f"{moment}/{name}"] for moment in _MOMENTS}

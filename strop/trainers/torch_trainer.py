@@ -48,6 +48,8 @@ class TorchTrainer:
         self.max_logprob_gap = max_logprob_gap
         self.num_steps = 0  # optimizer steps made
         self._policy = TokenScorer(model)
+        if options.layout == "packed":
+            self._policy.check_packing()
         self._reference = TokenScorer(copy.deepcopy(model).requires_grad_(False)) if keeps_reference else None
         self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self._optimizer = torch.optim.AdamW(

@@ -52,6 +52,13 @@ def test_top_p_keeps_the_token_that_passes_it():
     assert logprobs.tolist() == pytest.approx([-1.845827], abs=1e-5)
 
 
+def test_a_set_that_reaches_top_p_exactly_is_enough():
+    # four tokens of exactly 1/4: two of them are 1/2
+    tokens, logprobs = draw((0.25, 0.25, 0.25, 0.25), [0.0, 0.9999], top_p=0.5)
+    assert len(set(tokens.tolist())) == 2
+    assert logprobs.tolist() == pytest.approx([-0.693147, -0.693147], abs=1e-5)
+
+
 def test_top_p_works_by_probability_not_by_position():
     # the same set, likeliest last: {2, 3}; token 2: ln(.3 / .8)
     tokens, logprobs = draw((0.05, 0.15, 0.3, 0.5), [0.0, 0.9999], top_p=0.8)
