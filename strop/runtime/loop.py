@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 
 import torch
@@ -34,9 +35,11 @@ async def train_steps(session: Session) -> None:
         await session.engine.update_weights(session.trainer.weights(), session.trainer.num_steps)
         session.step += 1
         session.cursor_state = session.cursor.state()
-        if session.step == run.num_steps or _is_due(session.step, session.config.eval.every_steps):
-            await evaluate_now(session)
-        record(session, rollouts, metrics)
+        try:
+            if session.step == run.num_steps or _is_due(session.step, session.config.eval.every_steps):
+                await evaluate_now(session)
+        finally:  # the step is made, whatever becomes of its evaluation
+            record(session, rollouts, metrics)
         if _is_due(session.step, run.checkpoint_every_steps):
             save_checkpoint(session)
 
@@ -113,12 +116,27 @@ def learn(session: Session, batch: Batch) -> list[StepMetrics]:
     updates = session.config.algorithm.updates_per_batch
     with session.console.phase("train", updates):
         batch = _with_needed_logprobs(session, batch, needs_old=updates > 1)
-        metrics = []
-        for done, part in enumerate(_split(batch, session.step, session.config.rollout.prompts_per_step, updates)):
-            weights = session.objective.token_weights(part.loss_mask, part.sequence_ids, part.group_ids)
-            metrics.append(session.trainer.step(replace(part, token_weights=weights), session.objective))
-            session.console.advance(done + 1)
+        parts = _split(batch, session.step, session.config.rollout.prompts_per_step, updates)
+        with _all_or_nothing(session) if updates > 1 else nullcontext():
+            metrics = []
+            for done, part in enumerate(parts):
+                weights = session.objective.token_weights(part.loss_mask, part.sequence_ids, part.group_ids)
+                metrics.append(session.trainer.step(replace(part, token_weights=weights), session.objective))
+                session.console.advance(done + 1)
     return metrics
+
+
+@contextmanager
+def _all_or_nothing(session: Session) -> Iterator[None]:
+    """A batch whose updates cannot all be made leaves the weights from before it, for the model that is then saved."""
+    before = session.trainer.copy_weights()
+    session.is_within_step = True
+    try:
+        yield
+    except BaseException:
+        session.trainer.put_back(before)
+        raise
+    session.is_within_step = False
 
 
 def _with_needed_logprobs(session: Session, batch: Batch, *, needs_old: bool) -> Batch:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from strop.config import ModelOptions
-from strop.types import ModelError
+from strop.types import DataError, ModelError
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,9 @@ def load_model(options: ModelOptions) -> LoadedModel:
             path, dtype=getattr(torch, options.dtype), trust_remote_code=options.trust_remote_code
         )
     except Exception as error:  # the libraries below raise everything from OSError to SafetensorError
+        if not Path(path).exists():
+            what = "there is no such folder, and no model of that name could be had"
+            raise ModelError(f"model.path must be a Hugging Face folder or name, got {path!r}: {what}.") from error
         first_line = str(error).strip().split("\n")[0]
         raise ModelError(f"model.path = {path!r} cannot be loaded: {type(error).__name__}: {first_line}") from error
     vocab = model.get_input_embeddings().weight.shape[0]
@@ -79,3 +82,15 @@ def _stop_token_ids(model: Any, tokenizer: Any, path: str) -> frozenset[int]:
     if not ids:
         raise ModelError(f"model.path = {path!r} names no end token: no response could ever stop. Set eos_token_id.")
     return frozenset(ids)
+
+
+def check_length(model: Any, name: str, num_tokens: int, *, option: str = "", max_response_tokens: int = 0) -> None:
+    """Refuse a sequence that the model has no positions for, before a run stops in the middle because of it.
+
+    Raises:
+        DataError: with both numbers.
+    """
+    limit = model.config.get_text_config().max_position_embeddings
+    if num_tokens + max_response_tokens > limit:
+        more = f" with {option} = {max_response_tokens}" if max_response_tokens else ""
+        raise DataError(f"{name} has {num_tokens} tokens;{more} it does not fit the model's {limit} positions.")

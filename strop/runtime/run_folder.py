@@ -8,7 +8,7 @@ from typing import Any
 
 from strop.types import UserError
 
-_OURS = ("config.toml", "objective.txt", "metrics.jsonl", "rollouts", "checkpoints", "model", "report.html")
+_REPLACED = ("config.toml", "objective.txt", "metrics.jsonl", "rollouts", "checkpoints", "report.html")
 
 
 class RunFolder:
@@ -23,6 +23,7 @@ class RunFolder:
         self.checkpoints = path / "checkpoints"
         self.model = path / "model"
         self.report = path / "report.html"
+        self._made: list[Path] = []  # folders that were not there, deepest first
 
     def holds_run(self) -> bool:
         return self.metrics.exists() or self.model.exists() or self.checkpoints.exists()
@@ -33,6 +34,7 @@ class RunFolder:
         Raises:
             UserError: it cannot be written, or holds a run and neither `overwrite` nor `resume` is asked for.
         """
+        self._made = [p for p in (self.path, *self.path.parents) if not p.exists()]
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             probe = self.path / ".writable"
@@ -42,21 +44,24 @@ class RunFolder:
             raise UserError(
                 f"run.folder must be a folder that can be written, got {str(self.path)!r}: {error.strerror}."
             ) from None
-        if resume or not self.holds_run():
-            return
-        if not overwrite:
+        if self.holds_run() and not (resume or overwrite):
             raise UserError(
-                f"run.folder = {str(self.path)!r} holds a run already. Go on with --resume, replace it with --run.overwrite, "
-                "or name another folder."
+                f"run.folder = {str(self.path)!r} holds a run already. Go on with --resume, replace it with "
+                "--run.overwrite, or name another folder."
             )
-        for name in _OURS:
+
+    def clear(self) -> None:
+        """Remove what an earlier run left, once the new one can begin. Its model stays until the new one is written: the
+        new run may have started from it."""
+        for name in _REPLACED:
             target = self.path / name
             shutil.rmtree(target) if target.is_dir() else target.unlink(missing_ok=True)
 
     def remove_if_empty(self) -> None:
         """Leave nothing behind of a run that never began."""
-        if self.path.is_dir() and not any(self.path.iterdir()):
-            self.path.rmdir()
+        for path in self._made:
+            if path.is_dir() and not any(path.iterdir()):
+                path.rmdir()
 
     def write_model(self, model: Any, tokenizer: Any) -> None:
         """A Hugging Face folder, complete or absent: written beside and renamed."""

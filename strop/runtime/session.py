@@ -14,10 +14,10 @@ from strop.observe.console import Console
 from strop.rewards import Scorer, make_scorer
 from strop.rollout.single_turn import Decode
 from strop.runtime.evaluation import Evaluation
-from strop.runtime.models import LoadedModel, load_model, set_threads
+from strop.runtime.models import LoadedModel, check_length, load_model, set_threads
 from strop.runtime.run_folder import RunFolder
 from strop.trainers import TorchTrainer
-from strop.types import DataError, Prompt
+from strop.types import Prompt
 
 
 @dataclass
@@ -37,6 +37,7 @@ class Session:
     trainer: TorchTrainer
     decode: Decode
     step: int = 0
+    is_within_step: bool = False  # between the first and the last update of a batch: no state to resume from
     cursor_state: dict[str, Any] = field(default_factory=dict)  # where the data stood when `step` was done
     history: list[dict[str, float]] = field(default_factory=list)
     evaluations: list[Evaluation] = field(default_factory=list)
@@ -52,7 +53,11 @@ def open_session(config: TrainConfig, console: Console, folder: RunFolder) -> Se
     for name, source in (("data", prompts), ("eval.data", held_out)):
         if source is not None and source.num_skipped:
             console.warn(f"{name}: {source.num_skipped} broken lines were left out, as skip_bad_lines asks.")
-    _check_lengths(config, prompts.prompts, loaded.model)
+    _check_lengths(loaded, prompts.prompts, "rollout", config.rollout.max_response_tokens)
+    if held_out is not None:
+        own = config.eval.max_response_tokens
+        limit = ("rollout", config.rollout.max_response_tokens) if own is None else ("eval", own)
+        _check_lengths(loaded, held_out.prompts, *limit)
     cursor = PromptCursor(len(prompts.prompts), seed=config.seed, shuffle=config.data.shuffle)
     objective = PolicyObjective(
         config.algorithm,
@@ -92,15 +97,15 @@ def decoder(loaded: LoadedModel) -> Decode:
     return partial(loaded.tokenizer.decode, skip_special_tokens=True)
 
 
-def _check_lengths(config: TrainConfig, prompts: tuple[Prompt, ...], model: Any) -> None:
-    """Every prompt and its longest response must fit the model, or the run would stop in the middle."""
-    limit = model.config.get_text_config().max_position_embeddings
+def _check_lengths(loaded: LoadedModel, prompts: tuple[Prompt, ...], table: str, max_response_tokens: int) -> None:
     longest = max(prompts, key=lambda p: len(p.tokens))
-    if len(longest.tokens) + config.rollout.max_response_tokens > limit:
-        raise DataError(
-            f"prompt row {longest.row} has {len(longest.tokens)} tokens; with rollout.max_response_tokens = "
-            f"{config.rollout.max_response_tokens} it does not fit the model's {limit} positions."
-        )
+    check_length(
+        loaded.model,
+        f"prompt row {longest.row}",
+        len(longest.tokens),
+        option=f"{table}.max_response_tokens",
+        max_response_tokens=max_response_tokens,
+    )
 
 
 def write_start(session: Session, formula: str) -> None:

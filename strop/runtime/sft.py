@@ -15,7 +15,7 @@ from strop.observe.console import Console, QuietConsole
 from strop.observe.metrics_file import append_metrics
 from strop.observe.report import write_report
 from strop.runtime.interrupts import StopFlag, stop_flag
-from strop.runtime.models import LoadedModel, load_model, set_threads
+from strop.runtime.models import LoadedModel, check_length, load_model, set_threads
 from strop.runtime.run_folder import RunFolder
 from strop.trainers import TorchTrainer
 
@@ -46,6 +46,10 @@ def sft(config: SFTConfig, *, console: Console | None = None) -> SFTResult:
         set_threads(config.trainer.num_threads)
         loaded = load_model(config.model)
         found = load_demonstrations(config.data, loaded.tokenizer)
+        longest = max(found.demonstrations, key=lambda d: len(d.tokens))
+        check_length(loaded.model, f"demonstration row {longest.row}", len(longest.tokens))
+        if config.run.overwrite:
+            folder.clear()
     except BaseException:
         folder.remove_if_empty()
         raise

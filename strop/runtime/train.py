@@ -62,6 +62,8 @@ def train(config: TrainConfig, *, resume: bool = False, console: Console | None 
         session = open_session(config, console, folder)
         if resume:
             restore(session)
+        elif config.run.overwrite:
+            folder.clear()
     except BaseException:
         folder.remove_if_empty()
         raise
@@ -89,7 +91,7 @@ async def _run(session: Session) -> bool:
 
 
 def _finish(session: Session) -> None:
-    if session.config.run.checkpoint_every_steps:
+    if session.config.run.checkpoint_every_steps and not session.is_within_step:
         save_checkpoint(session)
     session.folder.write_model(session.loaded.model, session.loaded.tokenizer)
     write_report(

@@ -171,6 +171,16 @@ class TorchTrainer:
         """Parameters under their Hugging Face names, tied ones once."""
         yield from self.model.named_parameters()
 
+    def copy_weights(self) -> dict[str, Tensor]:
+        """A copy of the trained parameters, in host memory."""
+        return {name: p.detach().to("cpu", copy=True) for name, p in self._parameters.items()}
+
+    @torch.no_grad()
+    def put_back(self, weights: dict[str, Tensor]) -> None:
+        """Set the parameters to a copy; the optimizer's moments stay as they are."""
+        for name, parameter in self._parameters.items():
+            parameter.copy_(weights[name])
+
     def save(self, folder: Path) -> None:
         """Write weights, moments and the step count: safetensors and JSON."""
         state.save(folder, self._parameters, self._optimizer, num_steps=self.num_steps)

@@ -17,6 +17,14 @@ def small(tmp_path_factory):
     return small_once(tmp_path_factory)
 
 
+@pytest.fixture(autouse=True)
+def _ctrl_c_is_heard():
+    """Also where the tests run in the background of a shell script, which makes its children ignore SIGINT."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def interrupted(number, *arguments, cwd, after="step "):
     """Starts a command, sends it a signal once it has printed a line that begins with `after`, and waits for its end."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
