@@ -45,7 +45,9 @@ def headings(text: str) -> list[int]:
 def code(text: str) -> list[str]:
     """Code blocks to the letter; in trees of folders (text blocks) the words beside the names may be translated."""
     blocks = FENCE.findall(text)
-    return [b if not b.startswith("```text") else "\n".join(line.split("  ")[0] for line in b.splitlines()) for b in blocks]
+    return [
+        b if not b.startswith("```text") else "\n".join(line.split("  ")[0] for line in b.splitlines()) for b in blocks
+    ]
 
 
 def tables(text: str) -> list[int]:

@@ -59,7 +59,9 @@ def main() -> None:
     if arguments.write:
         WORKFLOW.write_text(before + BEGIN + wanted + END + after, encoding="utf-8")
     elif written != wanted:
-        sys.exit(f"{WORKFLOW}: its matrix is not what the tests declare:\n{wanted}Run tools/workflow_matrix.py --write.")
+        sys.exit(
+            f"{WORKFLOW}: its matrix is not what the tests declare:\n{wanted}Run tools/workflow_matrix.py --write."
+        )
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Make a small model, warm it up on demonstrations, improve it with CISPO, and show what that did.
 
-    python examples/quickstart/run.py [--seed 0]
+python examples/quickstart/run.py [--seed 0]
 """
 
 from __future__ import annotations
@@ -56,10 +56,12 @@ def show(seconds: float) -> None:
     console.print(table)
     rate = sum(s["tokens_per_second"] for s in steps) / len(steps)
     console.print(f"{len(steps)} steps, {rate:,.0f} response tokens per second, {seconds:.0f} s in all")
-    console.print(f"model: {RUNS / 'cispo/model'}    curves and samples: {RUNS / 'cispo/report.html'}")
+    console.print(f"model: {RUNS / 'cispo/model'}    curves and samples: {RUNS / 'cispo/report.html'}", soft_wrap=True)
     for line in (RUNS / f"cispo/rollouts/eval_{len(steps):06d}.jsonl").read_text().splitlines()[:5]:
         row = json.loads(line)
-        console.print(f"  {row['prompt']} {row['response']:<6} {'right' if row['reward'] else 'wrong, ' + row['label']}")
+        console.print(
+            f"  {row['prompt']} {row['response']:<6} {'right' if row['reward'] else 'wrong, ' + row['label']}"
+        )
 
 
 def scores(model: Path) -> dict[str, dict[str, float]]:
