@@ -145,6 +145,9 @@ def main() -> None:
     except (KeyboardInterrupt, click.Abort):
         click.echo("stopped.", err=True)
         sys.exit(130)
+    except BrokenPipeError:  # whoever read our output has gone; the run has saved what it had
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
     except UserError as error:
         problems = str(error).split("\n")
         click.secho(

@@ -6,7 +6,7 @@ per-token field belongs to token t, which is predicted from the tokens before it
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -178,9 +178,9 @@ def merge_metrics(parts: Iterable[StepMetrics]) -> StepMetrics:
 
 
 class WeightSource(Protocol):
-    """Named tensors under their Hugging Face names, produced one at a time."""
+    """Named tensors under their Hugging Face names, produced one at a time, as often as they are asked for."""
 
-    def __iter__(self) -> Iterable[tuple[str, Tensor]]: ...  # type: ignore[override]
+    def __iter__(self) -> Iterator[tuple[str, Tensor]]: ...
 
 
 class Engine(Protocol):

@@ -87,17 +87,16 @@ class TorchEngine:
 
     async def update_weights(self, weights: Iterable[tuple[str, Tensor]], policy_version: int) -> None:
         """Take weights by name. Tensors that are this model's own are only counted; a tied head follows its embedding."""
-        own, given = dict(self.model.named_parameters()), dict(weights)
+        weights = list(weights) if iter(weights) is weights else weights  # looked at twice: checked, then copied
+        own, given = dict(self.model.named_parameters()), {name: tensor.shape for name, tensor in weights}
         missing, unexpected = sorted(set(own) - set(given)), sorted(set(given) - set(own))
         if missing or unexpected:
             raise ModelError(f"weights do not fit the engine's model: missing {missing}, unexpected {unexpected}.")
-        wrong = [
-            f"{n} {tuple(given[n].shape)} for {tuple(p.shape)}" for n, p in own.items() if given[n].shape != p.shape
-        ]
+        wrong = [f"{n} {tuple(given[n])} for {tuple(p.shape)}" for n, p in own.items() if given[n] != p.shape]
         if wrong:
             raise ModelError(f"weights do not fit the engine's model: shapes {', '.join(wrong)}.")
         with torch.no_grad():
-            for name, tensor in given.items():
+            for name, tensor in weights:
                 if own[name].data_ptr() != tensor.data_ptr():
                     own[name].copy_(tensor)
         self.policy_version = policy_version
@@ -113,8 +112,8 @@ class TorchEngine:
         return next(self.model.parameters()).device
 
     def _check(self, request: GenerateRequest) -> None:
-        limit = self.model.config.get_text_config().max_position_embeddings
-        if request.num_positions > limit:
+        limit = self.model.config.get_text_config().to_dict().get("max_position_embeddings")
+        if limit is not None and request.num_positions > limit:
             raise UserError(
                 f"prompt and response must fit the model's {limit} positions, got {len(request.prompt_tokens)} prompt tokens "
                 f"+ {request.sampling.max_response_tokens} response tokens. Lower the response limit or shorten prompts."

@@ -54,7 +54,7 @@ def load_model(options: ModelOptions) -> LoadedModel:
 
     logging.disable_progress_bar()
     path = options.path
-    if ("/" in path or path.startswith(".")) and path.count("/") != 1 and not Path(path).is_dir():
+    if not _may_be_a_name(path) and not Path(path).is_dir():
         raise ModelError(f"model.path must be a Hugging Face folder or name, got {path!r}: there is no such folder.")
     device = choose_device(options.device)
     try:
@@ -74,6 +74,12 @@ def load_model(options: ModelOptions) -> LoadedModel:
     return LoadedModel(model.to(device), tokenizer, _stop_token_ids(model, tokenizer, path))
 
 
+def _may_be_a_name(path: str) -> bool:
+    """A name is owner/model or model; what begins like a path, or lies in a folder that is here, is none."""
+    above = path.partition("/")[0]
+    return path.count("/") <= 1 and not path.startswith((".", "/", "~")) and not ("/" in path and Path(above).is_dir())
+
+
 def _stop_token_ids(model: Any, tokenizer: Any, path: str) -> frozenset[int]:
     """Every id that the tokenizer, the model's config or its generation config calls the end."""
     ids: set[int] = set()
@@ -90,7 +96,7 @@ def check_length(model: Any, name: str, num_tokens: int, *, option: str = "", ma
     Raises:
         DataError: with both numbers.
     """
-    limit = model.config.get_text_config().max_position_embeddings
-    if num_tokens + max_response_tokens > limit:
+    limit = model.config.get_text_config().to_dict().get("max_position_embeddings")
+    if limit is not None and num_tokens + max_response_tokens > limit:
         more = f" with {option} = {max_response_tokens}" if max_response_tokens else ""
         raise DataError(f"{name} has {num_tokens} tokens;{more} it does not fit the model's {limit} positions.")

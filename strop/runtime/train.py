@@ -127,16 +127,28 @@ def run_async(work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run(work)
     outcome: list[T] = []
     errors: list[BaseException] = []
+    running: list[tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]]] = []
+
+    async def watched() -> T:
+        task = asyncio.current_task()
+        assert task is not None
+        running.append((asyncio.get_running_loop(), task))
+        return await work
 
     def in_thread() -> None:
         try:
-            outcome.append(asyncio.run(work))
+            outcome.append(asyncio.run(watched()))
         except BaseException as error:  # noqa: BLE001 - raised again in the caller's thread
             errors.append(error)
 
     thread = threading.Thread(target=in_thread)
     thread.start()
-    thread.join()
+    try:
+        thread.join()
+    except KeyboardInterrupt:  # the notebook's stop button: end the run as Ctrl-C would
+        for loop, task in running:
+            loop.call_soon_threadsafe(task.cancel)
+        thread.join()
     if errors:
         raise errors[0]
     return outcome[0]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -19,7 +18,7 @@ from strop.trainers import state
 from strop.trainers.forward import TokenScorer
 from strop.trainers.layout import cut
 from strop.trainers.schedule import lr_factor
-from strop.types import GuardError, Metric, StepMetrics, merge_metrics
+from strop.types import GuardError, Metric, StepMetrics, WeightSource, merge_metrics
 
 
 class TorchTrainer:
@@ -167,9 +166,9 @@ class TorchTrainer:
             group["lr"] = lr
         return lr
 
-    def weights(self) -> Iterator[tuple[str, Tensor]]:
+    def weights(self) -> WeightSource:
         """Parameters under their Hugging Face names, tied ones once."""
-        yield from self.model.named_parameters()
+        return list(self.model.named_parameters())
 
     def copy_weights(self) -> dict[str, Tensor]:
         """A copy of the trained parameters, in host memory."""

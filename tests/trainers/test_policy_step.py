@@ -94,6 +94,7 @@ def test_without_old_logprobs_every_ratio_is_one():
         metrics = make_trainer(model).step(make_batch(([1], [2]), advantages=[0.5]), make_objective(policy_loss=PPO))
     assert metrics["loss"].value == pytest.approx(-0.5, abs=1e-7)
     assert metrics["ratio_max"].value == metrics["ratio_min"].value == 1.0
+    assert metrics["clip_fraction"].value == 0.0
     assert gradients["table"][1].tolist() == pytest.approx([-0.5 * x for x in SLOPE], abs=1e-6)
 
 

@@ -4,7 +4,9 @@ How losses are averaged is not decided here: the caller multiplies by token weig
 sums. Masked tokens are to be selected out before the call; losses that look at whole sequences take the mask too.
 """
 
+from strop.ops.policy_loss.aspo import aspo
 from strop.ops.policy_loss.cispo import cispo
+from strop.ops.policy_loss.covariance import clip_cov, covariances, kl_cov, largest_covariances
 from strop.ops.policy_loss.dppo import dppo
 from strop.ops.policy_loss.gmpo import gmpo
 from strop.ops.policy_loss.gspo import gspo, gspo_token
@@ -16,13 +18,18 @@ from strop.ops.policy_loss.sapo import sapo
 __all__ = [
     "MAX_LOG_RATIO",
     "TokenLoss",
+    "aspo",
     "cispo",
+    "clip_cov",
+    "covariances",
     "dppo",
     "dual_clipped",
     "gmpo",
     "gspo",
     "gspo_token",
     "importance_sampling",
+    "kl_cov",
+    "largest_covariances",
     "ppo_clip",
     "reinforce",
     "sapo",

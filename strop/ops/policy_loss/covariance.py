@@ -1,0 +1,119 @@
+"""Clip-Cov and KL-Cov: the few tokens that drive entropy down most are held back.
+
+Which tokens these are is decided once for a whole optimizer step, before it is cut, from the log-probabilities before
+the step: so the choice depends on no micro-batch.
+"""
+
+import torch
+from torch import Tensor
+
+from strop.ops.policy_loss.ppo import ppo_clip
+from strop.ops.policy_loss.ratio import TokenLoss, checked, clamped_log_ratio
+
+
+def covariances(old_logprobs: Tensor, advantages: Tensor, loss_mask: Tensor) -> Tensor:
+    """Each token's share in the covariance of log-probability and advantage over the trainable tokens of a step.
+
+        cov_t = (old_logprobs_t - mean(old_logprobs)) (A_t - mean(A))
+
+    Source: Cui et al. 2025 (arXiv:2505.22617) eq. 10. Shapes E*; -inf where masked.
+
+    >>> covariances(torch.tensor([-1.0, -3.0]), torch.tensor([1.0, -1.0]), torch.tensor([True, True])).tolist()
+    [1.0, 1.0]
+    """
+    old_logprobs, _, advantages = checked(old_logprobs.detach(), old_logprobs, advantages)
+    found = torch.full_like(old_logprobs, -torch.inf)
+    chosen, weighed = old_logprobs[loss_mask], advantages[loss_mask]
+    if chosen.numel():
+        found[loss_mask] = (chosen - chosen.mean()) * (weighed - weighed.mean())
+    return found
+
+
+def largest_covariances(
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    loss_mask: Tensor,
+    *,
+    cov_fraction: float,
+    cov_low: float = -torch.inf,
+    cov_high: float = torch.inf,
+) -> Tensor:
+    """The tokens with the largest covariances within [cov_low, cov_high]: cov_fraction of the trainable ones, at least 1.
+
+    Departure from arXiv:2505.22617, which draws at random within the band for Clip-Cov: the largest are taken, so that
+    the choice is the same in every run and for every order of the tokens.
+
+    Args:
+        old_logprobs, advantages: E*. loss_mask: E*, bool.
+        cov_fraction: share of the trainable tokens, in (0, 1].
+        cov_low, cov_high: the band of covariances.
+
+    Returns:
+        E*, bool.
+
+    Raises:
+        ValueError: cov_fraction is out of range.
+
+    >>> old, A = torch.tensor([-0.1, -2.0, -4.0]), torch.tensor([1.0, 0.0, -1.0])
+    >>> largest_covariances(old, A, torch.ones(3, dtype=torch.bool), cov_fraction=0.3).tolist()
+    [False, False, True]
+    """
+    if not 0 < cov_fraction <= 1:
+        raise ValueError(f"cov_fraction must be in (0, 1], got {cov_fraction}.")
+    cov = covariances(old_logprobs, advantages, loss_mask)
+    eligible = loss_mask & (cov >= cov_low) & (cov <= cov_high)
+    wanted = max(int(cov_fraction * int(loss_mask.sum())), 1)
+    count = min(wanted, int(eligible.sum()))
+    selected = torch.zeros_like(eligible)
+    if count:
+        bound = cov[eligible].topk(count).values[-1]
+        selected = eligible & (cov >= bound)
+    return selected
+
+
+def clip_cov(
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    selected: Tensor,
+    *,
+    eps_clip: float,
+    eps_clip_high: float | None = None,
+) -> TokenLoss:
+    """Clip-Cov: PPO's clipped surrogate; selected tokens lose value and gradient.
+
+        loss = ppo_clip(...)   where not selected,   0 where selected
+
+    Source: Cui et al. 2025 (arXiv:2505.22617) eq. 11 and 12; its bounds are 1 on both sides. `selected`: E*, bool, from
+    `largest_covariances`; the other arguments, result and errors as in `ppo_clip`.
+
+    >>> A = torch.tensor([1.0, 1.0])
+    >>> loss, _ = clip_cov(torch.zeros(2), torch.zeros(2), A, torch.tensor([True, False]), eps_clip=1.0)
+    >>> loss.abs().tolist()
+    [0.0, 1.0]
+    """
+    loss, clipped = ppo_clip(logprobs, old_logprobs, advantages, eps_clip=eps_clip, eps_clip_high=eps_clip_high)
+    return TokenLoss(torch.where(selected, torch.zeros_like(loss), loss), clipped | selected)
+
+
+def kl_cov(
+    logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, selected: Tensor, *, cov_kl_coef: float
+) -> TokenLoss:
+    """KL-Cov: the unclipped surrogate; selected tokens are held near where they were.
+
+        loss = -A r + cov_kl_coef |logprobs - old_logprobs| [selected],      r = exp(logprobs - old_logprobs)
+
+    Source: Cui et al. 2025 (arXiv:2505.22617) eq. 13 and 14; its coefficient is 1. Departure: (1) log-ratios are clamped to
+    +-20. `selected`: E*, bool, from `largest_covariances`; `clipped` is what was selected; errors as in `ppo_clip`.
+
+    >>> A = torch.tensor([1.0, 1.0])
+    >>> loss, _ = kl_cov(torch.tensor([0.5, 0.0]), torch.zeros(2), A, torch.tensor([True, False]), cov_kl_coef=1.0)
+    >>> [round(x, 4) for x in loss.tolist()]
+    [-1.1487, -1.0]
+    """
+    if not cov_kl_coef >= 0:
+        raise ValueError(f"cov_kl_coef must be >= 0, got {cov_kl_coef}.")
+    logprobs, old_logprobs, advantages = checked(logprobs, old_logprobs, advantages)
+    log_ratio = clamped_log_ratio(logprobs, old_logprobs)
+    penalty = torch.where(selected, cov_kl_coef * log_ratio.abs(), torch.zeros_like(log_ratio))
+    return TokenLoss(-advantages * log_ratio.exp() + penalty, selected)
