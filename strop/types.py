@@ -82,6 +82,7 @@ class Rollout:
     policy_versions: tuple[int, ...]  # of the weights that sampled the token; -1 where response_mask is False
     finish_reason: FinishReason
     text: str  # what the policy wrote, decoded without special tokens; what a scorer sees
+    reward_parts: Mapping[str, float] | None = None  # several named rewards, whose sum is `reward`
     reward: float | None = None  # None: no score, the rollout leaves the statistics and the loss
     excluded: str | None = None  # why it leaves, one word for the metrics
 

@@ -1,17 +1,20 @@
 """Objectives: `strop.ops` put together as the options say, and printed as a formula."""
 
-from strop.algorithms.binding import ADVANTAGES, POLICY_LOSSES, Binding, bind
+from strop.algorithms.binding import Binding, bind
 from strop.algorithms.formula import objective_formula
 from strop.algorithms.likelihood import LikelihoodObjective
-from strop.algorithms.objective import Objective, PolicyObjective, TrainableTokens
+from strop.algorithms.objective import Objective, PolicyObjective, ScoredTokens, TrainableTokens
+from strop.algorithms.variants import ADVANTAGES, CORRECTIONS, POLICY_LOSSES
 
 __all__ = [
     "ADVANTAGES",
+    "CORRECTIONS",
     "POLICY_LOSSES",
     "Binding",
     "LikelihoodObjective",
     "Objective",
     "PolicyObjective",
+    "ScoredTokens",
     "TrainableTokens",
     "bind",
     "objective_formula",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from strop.algorithms.binding import ADVANTAGES, POLICY_LOSSES
+from strop.algorithms.variants import ADVANTAGES, CORRECTIONS, POLICY_LOSSES
 from strop.config import PRESETS, TrainConfig
 
 _WEIGHTS = {
@@ -21,11 +21,22 @@ def objective_formula(config: TrainConfig) -> str:
     """
     algorithm = config.algorithm
     terms, where = ["loss_t"], POLICY_LOSSES[algorithm.policy_loss.kind].formula(algorithm.policy_loss)
+    if algorithm.correction.kind != "none":
+        where = [*where, *CORRECTIONS[algorithm.correction.kind].formula(algorithm.correction)]
+    where = [*where, *_rejections(config)]
     if algorithm.kl.coef > 0:
-        terms.append(f"+ {algorithm.kl.coef:g} kl_t")
-        where = [*where, f"kl_t = {_KL[algorithm.kl.kind]},  d_t = logprobs_t - ref_logprobs_t"]
-    if algorithm.entropy_coef != 0:
-        terms.append(f"{'-' if algorithm.entropy_coef > 0 else '+'} {abs(algorithm.entropy_coef):g} entropy_t")
+        where = [*where, *_kl_lines(config)]
+        if algorithm.kl.place == "loss":
+            terms.append(f"+ {algorithm.kl.coef:g} kl_t")
+    if algorithm.entropy_coef != 0 or algorithm.entropy_target is not None:
+        terms.append(f"{'-' if algorithm.entropy_coef >= 0 else '+'} {abs(algorithm.entropy_coef):g} entropy_t")
+        if algorithm.entropy_target is not None:
+            where.append(
+                f"entropy's weight: + {algorithm.entropy_step:g} per batch below {algorithm.entropy_target:g} nats, else - "
+                f"{algorithm.entropy_step:g}, never below 0"
+            )
+    if algorithm.whiten_advantages:
+        where.append("A is brought to mean 0 and deviation 1 over the tokens of the batch")
     title = algorithm.policy_loss.kind
     if algorithm.preset:
         title += f"   (preset {algorithm.preset}: {PRESETS[algorithm.preset][0]})"
@@ -43,8 +54,38 @@ def objective_formula(config: TrainConfig) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _rejections(config: TrainConfig) -> list[str]:
+    algorithm, lines = config.algorithm, []
+    if algorithm.veto_ratio is not None:
+        lines.append(
+            f"loss_t = 0 in a sequence with a token of exp(old_logprobs - rollout_logprobs) < {algorithm.veto_ratio:g}"
+        )
+    if algorithm.opsm_delta is not None:
+        lines.append(
+            f"loss_t = 0 in a sequence with A < 0 and mean(old_logprobs - logprobs) > {algorithm.opsm_delta:g}"
+        )
+    return lines
+
+
+def _kl_lines(config: TrainConfig) -> list[str]:
+    kl = config.algorithm.kl
+    estimate = f"{'r_t (' if kl.unbiased else ''}{_KL[kl.kind]}{')' if kl.unbiased else ''}"
+    of = "old_logprobs" if kl.place == "reward" else "logprobs"
+    name = "kl_t" if kl.place == "loss" else f"token_kl_t = {kl.coef:g} kl_t,  kl_t"
+    lines = [f"{name} = {estimate},  d_t = {of}_t - ref_logprobs_t"]
+    if kl.target is not None:
+        lines.append(
+            f"its coefficient follows a target of {kl.target:g} nats per token over {kl.horizon_steps} batches"
+        )
+    if kl.refresh_steps:
+        lines.append(f"the reference becomes the policy after every {kl.refresh_steps} batches")
+    return lines
+
+
 def _ratio_lines(config: TrainConfig) -> list[str]:
     at = "" if config.rollout.temperature == 1 else f", at temperature {config.rollout.temperature:g}"
+    if config.algorithm.old_logprobs == "rollout":
+        return [f"  r_t = exp(logprobs_t - rollout_logprobs_t); the sampler's own log-probabilities{at}"]
     if config.algorithm.updates_per_batch == 1:
         return [f"  r_t = exp(logprobs_t - old_logprobs_t) = 1 in value: one update per batch, on fresh samples{at}"]
     return [

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from strop import ops
-from strop.algorithms.binding import ADVANTAGES, POLICY_LOSSES, dual_clip_of
-from strop.config import AlgorithmOptions
+from strop.algorithms.controllers import adapted_entropy_coef, adapted_kl_coef
+from strop.algorithms.variants import ADVANTAGES, CORRECTIONS, POLICY_LOSSES
+from strop.config import AlgorithmOptions, PPOClipOptions
+from strop.ops import correction
 from strop.ops.policy_loss import MAX_LOG_RATIO
-from strop.types import Metric, StepMetrics
+from strop.types import Metric, RewardError, StepMetrics
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,29 @@ class TrainableTokens:
     ref_logprobs: Tensor | None
     advantages: Tensor
     sequence_ids: Tensor
+    selected: Tensor | None = None  # what the policy loss singles out, decided over the whole step
+    measures_gap: bool = True  # False where the policy has moved since the trainer could be compared with the sampler
+
+    @property
+    def loss_mask(self) -> Tensor:
+        """All True: these are the trainable ones."""
+        return torch.ones_like(self.advantages, dtype=torch.bool)
+
+
+@dataclass(frozen=True)
+class ScoredTokens:
+    """What advantages are computed from: S scored rollouts and their T tokens."""
+
+    rewards: Tensor  # S
+    group_ids: Tensor  # S
+    lengths: Tensor  # S, trainable tokens
+    loss_mask: Tensor  # T
+    sequence_ids: Tensor  # T, entry s of the rollouts
+    reward_parts: Tensor | None = None  # S x K, several rewards kept apart
+    old_logprobs: Tensor | None = None  # T
+    ref_logprobs: Tensor | None = None  # T
+    token_kl: Tensor | None = None  # T, filled in by the objective
+    rollout_ids: Tensor | None = None
 
 
 class Objective(Protocol):
@@ -47,68 +73,150 @@ class PolicyObjective:
         self.temperature = temperature
         self.max_response_tokens = max_response_tokens
         self.uses_reference = options.kl.coef > 0
-        self.uses_entropy = options.entropy_coef != 0
+        self.uses_entropy = options.entropy_coef != 0 or options.entropy_target is not None
+        self.kl_coef, self.entropy_coef = options.kl.coef, options.entropy_coef
         self._policy_loss = POLICY_LOSSES[options.policy_loss.kind]
-        self._dual_clip = dual_clip_of(options.policy_loss)
 
-    def advantages(self, rewards: Tensor, group_ids: Tensor) -> Tensor:
-        """One number per rollout, from all scored rollouts of the batch at once."""
-        return ADVANTAGES[self.options.advantage.kind](self.options.advantage, rewards, group_ids)
+    @property
+    def needs_old_logprobs(self) -> bool:
+        """True if log-probabilities from before the batch's first update are needed, by a pass of their own."""
+        options = self.options
+        kl_in_reward = self.uses_reference and options.kl.place == "reward"
+        return options.updates_per_batch > 1 or self._policy_loss.select is not None or kl_in_reward
 
-    def token_weights(self, loss_mask: Tensor, sequence_ids: Tensor, group_ids: Tensor) -> Tensor:
-        """Weights over one whole optimizer step, before it is cut."""
+    def advantages(self, scored: ScoredTokens) -> Tensor:
+        """Advantages [T], from all scored rollouts of the batch at once.
+
+        Raises:
+            RewardError: the advantage wants several rewards and the scorer gave one.
+        """
+        options = self.options
+        if options.advantage.kind == "gdpo" and scored.reward_parts is None:
+            raise RewardError(
+                "algorithm.advantage.kind = gdpo needs a reward function that returns several named rewards as a dict."
+            )
+        penalty = torch.zeros(scored.loss_mask.shape)
+        if self.uses_reference and options.kl.place == "reward":
+            assert scored.old_logprobs is not None
+            assert scored.ref_logprobs is not None
+            mask = scored.loss_mask
+            estimate = ops.kl_estimate(scored.old_logprobs[mask], scored.ref_logprobs[mask], kind=options.kl.kind)
+            penalty[mask] = self.kl_coef * estimate
+        found = ADVANTAGES[options.advantage.kind](options.advantage, replace(scored, token_kl=penalty))
+        if found.shape != scored.loss_mask.shape or len(scored.rewards) == len(scored.loss_mask):
+            found = found[scored.sequence_ids]
+        return ops.whiten(found, scored.loss_mask) if options.whiten_advantages else found
+
+    def step_tensors(
+        self,
+        *,
+        loss_mask: Tensor,
+        sequence_ids: Tensor,
+        group_ids: Tensor,
+        old_logprobs: Tensor | None,
+        advantages: Tensor,
+    ) -> dict[str, Tensor]:
+        """What belongs to one whole optimizer step, computed before it is cut: token weights and selected tokens, [T]."""
         reduction = self.options.reduction
-        return ops.token_weights(
+        weights = ops.token_weights(
             loss_mask,
             sequence_ids,
             reduction=reduction,
             group_ids=group_ids if reduction == "prompt_mean" else None,
             max_response_tokens=self.max_response_tokens if reduction == "constant_length" else None,
         )
+        if self._policy_loss.select is None:
+            return {"token_weights": weights}
+        assert old_logprobs is not None, "needs_old_logprobs is set"
+        whole = _Step(old_logprobs, advantages, loss_mask)
+        return {"token_weights": weights, "selected": self._policy_loss.selected(self.options.policy_loss, whole)}
 
     def loss(self, tokens: TrainableTokens) -> tuple[Tensor, StepMetrics]:
         """Unreduced loss [N] and the metrics of these tokens."""
         options = self.options
-        policy = self._policy_loss(options.policy_loss, tokens.logprobs, tokens.old_logprobs, tokens.advantages)
+        policy = self._policy_loss(options.policy_loss, tokens)
         loss, sums = policy.loss, {"clip_fraction": policy.clipped}
-        if self._dual_clip is not None:
-            sums["dual_clip_fraction"] = self._dual_clip(tokens.logprobs, tokens.old_logprobs, tokens.advantages)
-        if self.uses_reference:
+        if isinstance(options.policy_loss, PPOClipOptions) and options.policy_loss.eps_clip_c is not None:
+            arguments = (tokens.logprobs, tokens.old_logprobs, tokens.advantages)
+            sums["dual_clip_fraction"] = ops.dual_clipped(*arguments, eps_clip_c=options.policy_loss.eps_clip_c)
+        for name, weight in self._corrections(tokens).items():
+            loss = torch.where(weight == 0, torch.zeros_like(loss), loss * weight)
+            sums[f"{name}_weight"], sums[f"{name}_rejected"] = weight, weight == 0
+        if self.uses_reference and options.kl.place == "loss":
             assert tokens.ref_logprobs is not None, "the trainer computes them because uses_reference is set"
-            kl = ops.kl_estimate(tokens.logprobs, tokens.ref_logprobs, kind=options.kl.kind)
-            loss = loss + options.kl.coef * kl
+            old = tokens.old_logprobs if options.kl.unbiased else None
+            kl = ops.kl_estimate(tokens.logprobs, tokens.ref_logprobs, old, kind=options.kl.kind)
+            loss = loss + self.kl_coef * kl
             sums[f"kl_ref_{options.kl.kind}"] = kl
         if self.uses_entropy:
             assert tokens.entropy is not None, "the trainer computes it because uses_entropy is set"
-            loss = loss - options.entropy_coef * tokens.entropy
+            loss = loss - self.entropy_coef * tokens.entropy
         if tokens.entropy is not None:
             sums["entropy"] = tokens.entropy
+        if tokens.measures_gap:
+            trainer = tokens.logprobs if options.old_logprobs == "rollout" else tokens.old_logprobs
+            sums["logprob_gap"] = (trainer - tokens.rollout_logprobs).abs()
         return loss, _metrics(tokens, sums)
+
+    def _corrections(self, tokens: TrainableTokens) -> dict[str, Tensor]:
+        """Weights for the gap between sampler and trainer, and for sequences that have gone too far."""
+        options, weights = self.options, {}
+        if options.correction.kind != "none":
+            weights["correction"] = CORRECTIONS[options.correction.kind](options.correction, tokens)
+        place = (tokens.loss_mask, tokens.sequence_ids)
+        if options.veto_ratio is not None:
+            gap = (tokens.old_logprobs, tokens.rollout_logprobs, *place)
+            weights["veto"] = correction.veto(*gap, min_token_ratio=options.veto_ratio)
+        if options.opsm_delta is not None:
+            moved = (tokens.logprobs, tokens.old_logprobs, tokens.advantages, *place)
+            weights["opsm"] = correction.opsm(*moved, opsm_delta=options.opsm_delta)
+        return weights
+
+    def adapt(self, metrics: StepMetrics) -> StepMetrics:
+        """Move adaptive coefficients after a batch; returns their values as metrics."""
+        options, found = self.options, {}
+        name = f"kl_ref_{options.kl.kind}"
+        if options.kl.target is not None and name in metrics:
+            self.kl_coef = adapted_kl_coef(
+                self.kl_coef, metrics[name].value, target=options.kl.target, horizon_steps=options.kl.horizon_steps
+            )
+            found["kl_coef"] = Metric("max", self.kl_coef)
+        if options.entropy_target is not None and "entropy" in metrics:
+            self.entropy_coef = adapted_entropy_coef(
+                self.entropy_coef, metrics["entropy"].value, target=options.entropy_target, step=options.entropy_step
+            )
+            found["entropy_coef"] = Metric("max", self.entropy_coef)
+        return found
+
+    def state(self) -> dict[str, float]:
+        """What a checkpoint must hold."""
+        return {"kl_coef": self.kl_coef, "entropy_coef": self.entropy_coef}
+
+    def load_state(self, state: Mapping[str, float]) -> None:
+        """Take back what `state` gave."""
+        self.kl_coef, self.entropy_coef = float(state["kl_coef"]), float(state["entropy_coef"])
+
+
+@dataclass(frozen=True)
+class _Step:
+    old_logprobs: Tensor
+    advantages: Tensor
+    loss_mask: Tensor
 
 
 def _metrics(tokens: TrainableTokens, sums: dict[str, Tensor]) -> StepMetrics:
     """Sums and extremes of one micro-batch, moved to the host in one transfer."""
     with torch.no_grad():
         log_ratio = (tokens.logprobs - tokens.old_logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
-        gap = (tokens.old_logprobs - tokens.rollout_logprobs).abs()
-        means = {
-            **sums,
-            "logprob_gap": gap,
-            "kl_old_k3": ops.kl_estimate(tokens.logprobs, tokens.old_logprobs, kind="k3"),
-        }
-        extremes = {
-            "ratio_max": log_ratio.max().exp(),
-            "ratio_min": -log_ratio.min().exp(),
-            "logprob_gap_max": gap.max(),
-        }
+        means = {**sums, "kl_old_k3": ops.kl_estimate(tokens.logprobs, tokens.old_logprobs, kind="k3")}
+        extremes = {"ratio_max": log_ratio.max().exp(), "ratio_min": log_ratio.min().exp()}
+        if "logprob_gap" in sums:
+            extremes["logprob_gap_max"] = sums["logprob_gap"].max()
         numbers = torch.stack(
             [t.float().sum() for t in means.values()] + [t.float() for t in extremes.values()]
         ).tolist()
     count = tokens.logprobs.numel()
     metrics = {name: Metric.mean(value, count) for name, value in zip(means, numbers[: len(means)], strict=True)}
-    high, low, gap_max = numbers[len(means) :]
-    return metrics | {
-        "ratio_max": Metric("max", high),
-        "ratio_min": Metric("min", -low),
-        "logprob_gap_max": Metric("max", gap_max),
-    }
+    for name, value in zip(extremes, numbers[len(means) :], strict=True):
+        metrics[name] = Metric("min" if name == "ratio_min" else "max", value)
+    return metrics

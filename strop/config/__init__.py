@@ -1,9 +1,11 @@
 """Options: one typed tree per command, loaded from TOML and overrides, checked before any model is touched. No torch."""
 
-from strop.config.algorithm import AlgorithmOptions, CISPOOptions, GroupAdvantageOptions, KLOptions, PPOClipOptions
+from strop.config.advantage import GroupAdvantageOptions
+from strop.config.algorithm import AlgorithmOptions, KLOptions
 from strop.config.base import Options
 from strop.config.data import DataOptions, DemonstrationOptions, JSONLOptions, ParquetOptions, ReasoningGymOptions
 from strop.config.load import load_config, make_config
+from strop.config.policy_loss import CISPOOptions, PPOClipOptions
 from strop.config.presets import PRESETS
 from strop.config.render import to_toml
 from strop.config.root import SFTConfig, TrainConfig

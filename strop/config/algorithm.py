@@ -1,8 +1,4 @@
-"""Options of the objective: policy loss, advantages, KL, entropy, and how the loss is averaged.
-
-The fields of a variant (all but `kind`) are exactly the keyword-only arguments of the function in `strop.ops` that it
-is bound to; `strop.algorithms` refuses to import otherwise.
-"""
+"""Options of the objective: policy loss, advantages, KL, entropy, corrections, and how the loss is averaged."""
 
 from __future__ import annotations
 
@@ -11,100 +7,142 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from strop.config.advantage import TAKES_TOKEN_KL, AdvantageOptions, GroupAdvantageOptions
 from strop.config.base import Idle, Options, Problem
+from strop.config.policy_loss import PolicyLossOptions, PPOClipOptions
 
-
-class PPOClipOptions(Options):
-    """PPO's clipped surrogate, with dual clip."""
-
-    kind: Literal["ppo_clip"] = "ppo_clip"
-    eps_clip: float = Field(default=0.2, ge=0, lt=1, description="Distance of the ratio's lower bound from 1.")
-    eps_clip_high: float | None = Field(
-        default=None, ge=0, description="Distance of the ratio's upper bound from 1; none means eps_clip."
-    )
-    eps_clip_c: float | None = Field(
-        default=None,
-        gt=1,
-        description="Dual clip: cap on the ratio where the advantage is negative; none means no cap.",
-    )
-
-    def problems(self) -> Iterator[Problem]:
-        high = self.eps_clip if self.eps_clip_high is None else self.eps_clip_high
-        if self.eps_clip_c is not None and self.eps_clip_c <= 1 + high:
-            yield Problem(
-                "eps_clip_c",
-                f"must be above 1 + eps_clip_high = {1 + high:g}, got {self.eps_clip_c:g}. "
-                "A cap inside the band would cut tokens that the band lets through.",
-            )
-
-
-class CISPOOptions(Options):
-    """CISPO: the importance weight is clipped under a stop-gradient; every token keeps its gradient."""
-
-    kind: Literal["cispo"] = "cispo"
-    eps_clip: float = Field(
-        default=1.0, ge=0, description="Distance of the weight's lower bound from 1; 1.0 means no lower bound."
-    )
-    eps_clip_high: float = Field(default=4.0, ge=0, description="Distance of the weight's upper bound from 1.")
-
-    def warnings(self) -> Iterator[str]:
-        if self.eps_clip < 1:
-            yield (
-                f"CISPO with eps_clip = {self.eps_clip:g} keeps a lower bound of {1 - self.eps_clip:g} on the weight. "
-                "The canonical form has none: eps_clip = 1.0, eps_clip_high = 4.0."
-            )
-
-
-PolicyLossOptions = Annotated[PPOClipOptions | CISPOOptions, Field(discriminator="kind")]
-
-
-class GroupAdvantageOptions(Options):
-    """GRPO's advantage: distance from the group's mean reward."""
-
-    kind: Literal["group"] = "group"
-    normalize_std: bool = Field(default=True, description="Divide by the group's standard deviation (false: Dr.GRPO).")
-    std_eps: float = Field(default=1e-6, gt=0, description="Added to the standard deviation, in units of reward.")
-
-    def idle(self) -> Iterator[Idle]:
-        if not self.normalize_std:
-            yield Idle("std_eps", "is only used when normalize_std = true")
+Level = Literal["token", "sequence_sum", "sequence_mean"]
 
 
 class KLOptions(Options):
     """Penalty for leaving the reference: the model as it was before the first step, frozen."""
 
     coef: float = Field(
-        default=0.0, ge=0, description="Weight of KL(policy || reference) in the loss; 0 means no reference is kept."
+        default=0.0, ge=0, description="Weight of KL(policy || reference); 0 means no reference is kept."
     )
     kind: Literal["k1", "k2", "k3"] = Field(default="k3", description="Estimator of the KL; k3 is never negative.")
+    place: Literal["loss", "reward"] = Field(
+        default="loss", description="In the loss, with gradient, or taken from each token's reward."
+    )
+    unbiased: bool = Field(
+        default=False,
+        description="Weigh the estimate in the loss by the ratio, so that its gradient is that of the KL.",
+    )
+    target: float | None = Field(
+        default=None,
+        gt=0,
+        description="Adapt coef so that the KL per token stays near this, in nats; none means coef is fixed.",
+    )
+    horizon_steps: int = Field(
+        default=1000, ge=1, description="Batches over which an adaptive coef follows; larger is slower."
+    )
+    refresh_steps: int = Field(
+        default=0, ge=0, description="Make the policy the reference after every so many batches; 0: never."
+    )
+
+    def problems(self) -> Iterator[Problem]:
+        if self.coef > 0 and self.kind == "k1" and self.place == "loss" and not self.unbiased:
+            yield Problem(
+                "kind",
+                "must not be k1 in the loss, got k1: its expected gradient on fresh samples is 0, so it would add noise and no "
+                "pull to the reference. Use k2 or k3, or set algorithm.kl.unbiased = true.",
+            )
+        if self.unbiased and self.place == "reward":
+            yield Problem(
+                "unbiased", "must be false with algorithm.kl.place = reward, got true: a reward has no gradient."
+            )
 
     def idle(self) -> Iterator[Idle]:
         if self.coef == 0:
-            yield Idle("kind", "is only used when algorithm.kl.coef is above 0")
+            for name in ("kind", "place", "unbiased", "target", "refresh_steps"):
+                yield Idle(name, "is only used when algorithm.kl.coef is above 0")
+        if self.target is None or self.coef == 0:
+            yield Idle("horizon_steps", "is only used when algorithm.kl.coef is above 0 and algorithm.kl.target is set")
 
-    def warnings(self) -> Iterator[str]:
-        if self.coef > 0 and self.kind == "k1":
-            yield (
-                "algorithm.kl.kind = k1 in the loss: its expected gradient on fresh samples is 0, so it adds noise and no pull "
-                "to the reference. Use k2 or k3."
-            )
+
+class NoCorrectionOptions(Options):
+    """Sampler and trainer are taken for the same policy."""
+
+    kind: Literal["none"] = "none"
+
+
+class TruncateOptions(Options):
+    """TIS: the loss is weighed by the ratio of trainer to sampler, held in a range."""
+
+    kind: Literal["truncate"] = "truncate"
+    level: Level = Field(
+        default="token", description="Ratio of a token, or of its sequence as product or geometric mean."
+    )
+    min_ratio: float = Field(default=0.0, ge=0, description="Smallest weight.")
+    max_ratio: float = Field(default=2.0, ge=0, description="Largest weight.")
+
+
+class MaskOptions(Options):
+    """IcePop: the loss is weighed by the ratio of trainer to sampler, 0 outside a range."""
+
+    kind: Literal["mask"] = "mask"
+    level: Level = Field(
+        default="token", description="Ratio of a token, or of its sequence as product or geometric mean."
+    )
+    min_ratio: float = Field(default=0.5, ge=0, description="Smallest ratio that is kept.")
+    max_ratio: float = Field(default=5.0, ge=0, description="Largest ratio that is kept.")
+
+
+CorrectionOptions = Annotated[NoCorrectionOptions | TruncateOptions | MaskOptions, Field(discriminator="kind")]
 
 
 class AlgorithmOptions(Options):
     """What is optimised."""
 
-    preset: Literal["grpo", "dr_grpo", "cispo"] | None = Field(
-        default=None, description="A paper's settings for the tables below; what you set beside it wins."
-    )
+    preset: (
+        Literal[
+            "grpo",
+            "dr_grpo",
+            "dapo",
+            "cispo",
+            "gspo",
+            "rloo",
+            "reinforce_plus_plus",
+            "reinforce_plus_plus_baseline",
+            "sapo",
+            "gmpo",
+            "topr",
+        ]
+        | None
+    ) = Field(default=None, description="A paper's settings for the tables below; what you set beside it wins.")
     policy_loss: PolicyLossOptions = PPOClipOptions()
-    advantage: GroupAdvantageOptions = GroupAdvantageOptions()
+    advantage: AdvantageOptions = GroupAdvantageOptions()
     kl: KLOptions = KLOptions()
-    entropy_coef: float = Field(
-        default=0.0, description="Weight of the entropy bonus, subtracted from the loss; 0 means none."
+    correction: CorrectionOptions = NoCorrectionOptions()
+    veto_ratio: float | None = Field(
+        default=None,
+        gt=0,
+        description="Leave out sequences in which one token's trainer-to-sampler ratio is below; none: never.",
     )
+    opsm_delta: float | None = Field(
+        default=None,
+        ge=0,
+        description="Leave out bad sequences whose mean log-probability fell by more, in nats; none: never.",
+    )
+    old_logprobs: Literal["trainer", "rollout"] = Field(
+        default="trainer",
+        description="What the ratio divides by: the trainer's own log-probabilities, or the sampler's.",
+    )
+    entropy_coef: float = Field(
+        default=0.0, description="Weight of the entropy bonus, subtracted from the loss; 0: none."
+    )
+    entropy_target: float | None = Field(
+        default=None,
+        gt=0,
+        description="Raise the entropy's weight while entropy is below this, in nats, else lower it; none: fixed.",
+    )
+    entropy_step: float = Field(default=0.005, gt=0, description="By how much the entropy's weight changes per batch.")
     reduction: Literal["token_mean", "sequence_mean", "prompt_mean", "constant_length"] = Field(
         default="token_mean",
         description="How the loss of a step is averaged; constant_length divides by rollout.max_response_tokens.",
+    )
+    whiten_advantages: bool = Field(
+        default=False, description="Bring advantages to mean 0 and deviation 1 over the tokens of the batch."
     )
     mask_truncated: bool = Field(
         default=False, description="Leave responses that hit the length limit out of the loss."
@@ -113,12 +151,38 @@ class AlgorithmOptions(Options):
         default=1, ge=1, description="Optimizer steps made from one batch of rollouts, each on a part of its prompts."
     )
 
-    def idle(self) -> Iterator[Idle]:
-        if self.updates_per_batch == 1:
-            for name in ("eps_clip", "eps_clip_high", "eps_clip_c"):
-                if name in type(self.policy_loss).model_fields:
-                    yield Idle(
-                        f"policy_loss.{name}",
-                        "cannot act with algorithm.updates_per_batch = 1: every ratio is exactly 1 in the only update. "
-                        "Set updates_per_batch to 2 or more",
+    @property
+    def ratio_moves(self) -> bool:
+        """False where every ratio of policy to old policy is exactly 1."""
+        return self.updates_per_batch > 1 or self.old_logprobs == "rollout"
+
+    def problems(self) -> Iterator[Problem]:
+        if self.old_logprobs == "rollout":
+            for name, value in (("correction.kind", self.correction.kind), ("veto_ratio", self.veto_ratio)):
+                if value not in ("none", None):
+                    yield Problem(
+                        name,
+                        f"must be none with algorithm.old_logprobs = rollout, got {value}: the ratio holds the gap already.",
                     )
+        if self.kl.coef > 0 and self.kl.place == "reward" and self.advantage.kind not in TAKES_TOKEN_KL:
+            yield Problem(
+                "kl.place",
+                f"must be loss with algorithm.advantage.kind = {self.advantage.kind}, got reward: only "
+                f"{' and '.join(TAKES_TOKEN_KL)} take a penalty per token.",
+            )
+        if self.whiten_advantages and self.advantage.kind in (*TAKES_TOKEN_KL, "gdpo"):
+            yield Problem("whiten_advantages", f"must be false, got true: {self.advantage.kind} whitens already.")
+
+    def idle(self) -> Iterator[Idle]:
+        if self.entropy_target is None:
+            yield Idle("entropy_step", "is only used when algorithm.entropy_target is set")
+        if not self.ratio_moves:
+            for name in self.policy_loss.acts_through_ratio:
+                yield Idle(
+                    f"policy_loss.{name}",
+                    "cannot act with algorithm.updates_per_batch = 1: every ratio is exactly 1 in the only update. "
+                    "Set updates_per_batch to 2 or more",
+                )
+            yield Idle(
+                "opsm_delta", "cannot act with algorithm.updates_per_batch = 1: no log-probability has moved yet"
+            )

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+_GROUP = {"kind": "group", "normalize_std": True}
+_NO_KL = {"coef": 0.0}
+
 # name -> (source, values by option under `algorithm`)
 PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
     "grpo": (
         "DeepSeekMath, arXiv:2402.03300, section 4.2",
         {
             "policy_loss": {"kind": "ppo_clip", "eps_clip": 0.2},
-            "advantage": {"kind": "group", "normalize_std": True},
+            "advantage": _GROUP,
             "kl": {"coef": 0.04, "kind": "k3"},
             "reduction": "sequence_mean",
         },
@@ -20,16 +23,88 @@ PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
         {
             "policy_loss": {"kind": "ppo_clip", "eps_clip": 0.2},
             "advantage": {"kind": "group", "normalize_std": False},
-            "kl": {"coef": 0.0},
+            "kl": _NO_KL,
             "reduction": "constant_length",
+        },
+    ),
+    "dapo": (
+        "DAPO, arXiv:2503.14476, section 3; its dynamic sampling and overlong penalty are options of their own",
+        {
+            "policy_loss": {"kind": "ppo_clip", "eps_clip": 0.2, "eps_clip_high": 0.28},
+            "advantage": _GROUP,
+            "kl": _NO_KL,
+            "reduction": "token_mean",
         },
     ),
     "cispo": (
         "MiniMax-M1, arXiv:2506.13585, section 3.1",
         {
             "policy_loss": {"kind": "cispo", "eps_clip": 1.0, "eps_clip_high": 4.0},
-            "advantage": {"kind": "group", "normalize_std": True},
-            "kl": {"coef": 0.0},
+            "advantage": _GROUP,
+            "kl": _NO_KL,
+            "reduction": "token_mean",
+        },
+    ),
+    "gspo": (
+        "GSPO, arXiv:2507.18071, section 5.1",
+        {
+            "policy_loss": {"kind": "gspo", "eps_clip": 3e-4, "eps_clip_high": 4e-4},
+            "advantage": _GROUP,
+            "kl": _NO_KL,
+            "reduction": "sequence_mean",
+        },
+    ),
+    "rloo": (
+        "Back to basics, arXiv:2402.14740, section 3",
+        {
+            "policy_loss": {"kind": "reinforce"},
+            "advantage": {"kind": "rloo"},
+            "kl": _NO_KL,
+            "reduction": "token_mean",
+        },
+    ),
+    "reinforce_plus_plus": (
+        "REINFORCE++, arXiv:2501.03262, section 3",
+        {
+            "policy_loss": {"kind": "ppo_clip", "eps_clip": 0.2},
+            "advantage": {"kind": "reinforce_plus_plus", "gamma": 1.0},
+            "kl": {"coef": 0.01, "kind": "k1", "place": "reward"},
+            "reduction": "token_mean",
+        },
+    ),
+    "reinforce_plus_plus_baseline": (
+        "REINFORCE++, arXiv:2501.03262, section 3",
+        {
+            "policy_loss": {"kind": "ppo_clip", "eps_clip": 0.2},
+            "advantage": {"kind": "reinforce_plus_plus_baseline"},
+            "kl": {"coef": 0.01, "kind": "k2", "place": "loss"},
+            "reduction": "token_mean",
+        },
+    ),
+    "sapo": (
+        "SAPO, arXiv:2511.20347, section 4",
+        {
+            "policy_loss": {"kind": "sapo", "tau_pos": 1.0, "tau_neg": 1.05},
+            "advantage": _GROUP,
+            "kl": _NO_KL,
+            "reduction": "sequence_mean",
+        },
+    ),
+    "gmpo": (
+        "GMPO, arXiv:2507.20673, section 3",
+        {
+            "policy_loss": {"kind": "gmpo", "eps_clip": 0.4, "eps_clip_high": 0.4},
+            "advantage": _GROUP,
+            "kl": _NO_KL,
+            "reduction": "sequence_mean",
+        },
+    ),
+    "topr": (
+        "TOPR, arXiv:2503.14286, section 3",
+        {
+            "policy_loss": {"kind": "topr", "max_ratio": 1.0},
+            "advantage": {"kind": "group", "normalize_std": False},
+            "kl": _NO_KL,
             "reduction": "token_mean",
         },
     ),

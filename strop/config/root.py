@@ -8,6 +8,7 @@ from pathlib import Path
 
 from pydantic import Field, PrivateAttr
 
+from strop.config.advantage import NEEDS_GROUP
 from strop.config.algorithm import AlgorithmOptions
 from strop.config.base import Idle, Options, Problem
 from strop.config.data import DataOptions, DemonstrationOptions
@@ -76,11 +77,18 @@ class TrainConfig(RootConfig):
                 f"must divide rollout.prompts_per_step, got {updates} and {prompts}. "
                 f"With {prompts} prompts it may be {', '.join(map(str, _divisors(prompts)))}.",
             )
-        if self.rollout.group_size == 1:
+        kind, group_size = self.algorithm.advantage.kind, self.rollout.group_size
+        if group_size == 1 and kind in NEEDS_GROUP:
             yield Problem(
                 "rollout.group_size",
-                "must be 2 or more with algorithm.advantage.kind = group, got 1: a sample that is its own baseline "
+                f"must be 2 or more with algorithm.advantage.kind = {kind}, got 1: a sample that is its own baseline "
                 "has advantage 0, and nothing would be learned.",
+            )
+        if self.algorithm.advantage.kind == "pass_at_k" and self.algorithm.advantage.k >= group_size:
+            yield Problem(
+                "algorithm.advantage.k",
+                f"must be below rollout.group_size, got {self.algorithm.advantage.k} and {group_size}. "
+                "With one set of all rollouts every advantage is 0.",
             )
         yield from _warmup_fits(self.trainer, self.num_optimizer_steps)
         if self.reward.kind == "dataset" and self.data.kind != "reasoning_gym":

@@ -5,12 +5,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from strop.ops.policy_loss.ratio import MAX_LOG_RATIO
+from strop.ops.policy_loss.ratio import MAX_LOG_RATIO, clamped_log_ratio
 
 KLKind = Literal["k1", "k2", "k3"]
 
 
-def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, *, kind: KLKind) -> Tensor:
+def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, old_logprobs: Tensor | None = None, *, kind: KLKind) -> Tensor:
     """Per-token estimate of KL(policy || reference).
 
     With d = logprobs - ref_logprobs:
@@ -19,12 +19,17 @@ def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, *, kind: KLKind) -> Tens
         k2 = d^2 / 2                biased value, gradient of the true KL on-policy
         k3 = exp(-d) + d - 1        unbiased, never negative, low variance
 
+    With old_logprobs, the log-probabilities that the tokens were sampled at, the estimate is multiplied by
+    exp(logprobs - old_logprobs), through which gradient flows: its expected gradient is then that of the KL, whatever the kind
+    (DeepSeek-V3.2, arXiv:2512.02556 eq. 7).
+
     Source: Schulman 2020, "Approximating KL divergence". Departure: (1) in k3, -d is held at 20 from there on, where the
     exponential is 4.9e8; beyond, the gradient is 0.
 
     Args:
         logprobs: E*, of the policy; carries gradient.
         ref_logprobs: E*, of the frozen reference.
+        old_logprobs: E*, or None for the plain estimate.
         kind: the estimator.
 
     Returns:
@@ -43,6 +48,13 @@ def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, *, kind: KLKind) -> Tens
         )
     dtype = torch.promote_types(logprobs.dtype, torch.float32)
     difference = logprobs.to(dtype) - ref_logprobs.detach().to(dtype)
+    estimate = _estimate(difference, kind)
+    if old_logprobs is None:
+        return estimate
+    return clamped_log_ratio(logprobs.to(dtype), old_logprobs.detach().to(dtype)).exp() * estimate
+
+
+def _estimate(difference: Tensor, kind: KLKind) -> Tensor:
     if kind == "k1":
         return difference
     if kind == "k2":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import numbers
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any, Literal
@@ -91,7 +91,7 @@ class Scorer:
         }
         return Scored(tuple(scored), metrics | (self._metrics() if self._metrics else {}))
 
-    def _score_one(self, rollout: Rollout) -> float | _Failure | None:
+    def _score_one(self, rollout: Rollout) -> float | _Failure | dict[str, float] | None:
         try:
             value = self._score(rollout)
         except RewardError:  # of strop's own scorers: the data lacks what they need
@@ -100,7 +100,7 @@ class Scorer:
             return self._failure(error, rollout)
         return self._checked(value, rollout)
 
-    def _score_batch(self, rollouts: list[Rollout]) -> Iterator[float | _Failure | None]:
+    def _score_batch(self, rollouts: list[Rollout]) -> Iterator[float | _Failure | dict[str, float] | None]:
         """Lazy: where nobody asks for a first score, because there is no rollout, the function is not called."""
         try:
             values = self._score(list(rollouts))
@@ -121,9 +121,11 @@ class Scorer:
             )
         yield from (self._checked(value, rollout) for value, rollout in zip(values, rollouts, strict=True))
 
-    def _checked(self, value: Any, rollout: Rollout) -> float | _Failure | None:
+    def _checked(self, value: Any, rollout: Rollout) -> float | _Failure | dict[str, float] | None:
         if value is None:
             return None
+        if isinstance(value, Mapping):
+            return self._checked_parts(value, rollout)
         if hasattr(value, "item") and hasattr(value, "shape") and tuple(value.shape) == ():
             value = value.item()  # a scalar of numpy or torch
         if not isinstance(value, numbers.Real | Decimal):
@@ -138,6 +140,20 @@ class Scorer:
             score = math.inf
         return score if math.isfinite(score) else _Failure("nan_score", f"returned {score}")
 
+    def _checked_parts(self, values: Mapping[Any, Any], rollout: Rollout) -> dict[str, float] | _Failure | None:
+        """Several named rewards: each a number; one without a score leaves the rollout without one."""
+        parts: dict[str, float] = {}
+        for name, value in values.items():
+            found = None if isinstance(value, Mapping) else self._checked(value, rollout)
+            if not isinstance(found, float):
+                return found if isinstance(found, _Failure) else None
+            parts[str(name)] = found
+        if not parts:
+            raise RewardError(
+                f"{self.name} must return named rewards, got an empty dict for prompt row {rollout.prompt.row}."
+            )
+        return parts
+
     def _failure(self, error: Exception, rollout: Rollout) -> _Failure:
         if not self._has_logged:
             self._has_logged = True
@@ -148,9 +164,11 @@ class Scorer:
             )
         return _Failure("scorer_error", f"raised {type(error).__name__}: {error}", error)
 
-    def _settle(self, rollout: Rollout, outcome: float | _Failure | None) -> Rollout:
+    def _settle(self, rollout: Rollout, outcome: float | _Failure | dict[str, float] | None) -> Rollout:
         if outcome is None:
             return replace(rollout, reward=None, excluded="no_score")
+        if isinstance(outcome, dict):
+            return replace(rollout, reward=sum(outcome.values()), reward_parts=outcome)
         if not isinstance(outcome, _Failure):
             return replace(rollout, reward=outcome)
         if self._on_error == "fail":

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import torch
 
+from strop.algorithms import ScoredTokens
 from strop.data import Batch, build_batch
 from strop.observe.metrics_file import append_metrics
 from strop.observe.rollout_file import write_rollouts
@@ -34,6 +35,8 @@ async def train_steps(session: Session) -> None:
         metrics = merge_metrics([metrics, *learn(session, batch)])
         await session.engine.update_weights(session.trainer.weights(), session.trainer.num_steps)
         session.step += 1
+        if _is_due(session.step, session.config.algorithm.kl.refresh_steps) and session.objective.uses_reference:
+            session.trainer.refresh_reference()
         session.cursor_state = session.cursor.state()
         try:
             if session.step == run.num_steps or _is_due(session.step, session.config.eval.every_steps):
@@ -97,33 +100,75 @@ def _rollout_metrics(rollouts: Sequence[Rollout]) -> StepMetrics:
 
 
 def weigh(session: Session, rollouts: Sequence[Rollout]) -> Batch:
-    """Advantages over all scored rollouts, then the batch of those that enter the loss."""
+    """The batch of all scored rollouts with the log-probabilities that the formula needs, then advantages over all of
+    them; only then those that do not enter the loss leave."""
     scored = [r for r in rollouts if r.reward is not None]
-    rewards = torch.tensor([r.reward for r in scored], dtype=torch.float64)
-    group_ids = torch.tensor([r.group_id for r in scored], dtype=torch.int64)
-    advantages = session.objective.advantages(rewards, group_ids).tolist()
-    keep_truncated = not session.config.algorithm.mask_truncated
-    kept = [
-        (rollout, advantage)
-        for rollout, advantage in zip(scored, advantages, strict=True)
-        if keep_truncated or rollout.finish_reason != "length"
-    ]
-    return build_batch([rollout for rollout, _ in kept], [advantage for _, advantage in kept])
+    with session.console.phase("train", session.config.algorithm.updates_per_batch):
+        batch = _with_needed_logprobs(session, build_batch(scored, [0.0] * len(scored)))
+    advantages = session.objective.advantages(
+        ScoredTokens(
+            rewards=torch.tensor([r.reward for r in scored], dtype=torch.float64),
+            group_ids=torch.tensor([r.group_id for r in scored], dtype=torch.int64),
+            lengths=torch.tensor([r.num_response_tokens for r in scored], dtype=torch.int64),
+            loss_mask=batch.loss_mask,
+            sequence_ids=batch.sequence_ids,
+            reward_parts=_reward_parts(scored),
+            old_logprobs=batch.old_logprobs,
+            ref_logprobs=batch.ref_logprobs,
+        )
+    )
+    batch = replace(batch, advantages=advantages.float())
+    if not session.config.algorithm.mask_truncated:
+        return batch
+    return batch.select([i for i, rollout in enumerate(scored) if rollout.finish_reason != "length"])
+
+
+def _reward_parts(rollouts: Sequence[Rollout]) -> torch.Tensor | None:
+    """Several named rewards of each rollout as [S, K], if every rollout has the same names."""
+    names = {tuple(sorted(r.reward_parts or ())) for r in rollouts}
+    if len(names) != 1 or names == {()}:
+        return None
+    (order,) = names
+    return torch.tensor([[(r.reward_parts or {})[n] for n in order] for r in rollouts], dtype=torch.float64)
+
+
+def _with_needed_logprobs(session: Session, batch: Batch) -> Batch:
+    """old_logprobs and ref_logprobs, each only where the formula needs a pass for it."""
+    objective, old, reference = session.objective, None, None
+    if objective.options.old_logprobs == "rollout":
+        old = batch.rollout_logprobs
+    elif objective.needs_old_logprobs:
+        old = session.trainer.logprobs(batch, model="policy", temperature=objective.temperature)
+    if objective.uses_reference:
+        reference = session.trainer.logprobs(batch, model="reference", temperature=objective.temperature)
+    return with_logprobs(batch, old=old, reference=reference)
 
 
 def learn(session: Session, batch: Batch) -> list[StepMetrics]:
-    """The optimizer steps of a batch; each has its own token weights, computed before it is cut."""
+    """The optimizer steps of a batch; what belongs to a whole step is computed before it is cut."""
     updates = session.config.algorithm.updates_per_batch
     with session.console.phase("train", updates):
-        batch = _with_needed_logprobs(session, batch, needs_old=updates > 1)
         parts = _split(batch, session.step, session.config.rollout.prompts_per_step, updates)
         with _all_or_nothing(session) if updates > 1 else nullcontext():
             metrics = []
             for done, part in enumerate(parts):
-                weights = session.objective.token_weights(part.loss_mask, part.sequence_ids, part.group_ids)
-                metrics.append(session.trainer.step(replace(part, token_weights=weights), session.objective))
+                metrics.append(session.trainer.step(_prepared(session, part, done), session.objective))
                 session.console.advance(done + 1)
-    return metrics
+    merged = merge_metrics(metrics)
+    return [merged, session.objective.adapt(merged)]
+
+
+def _prepared(session: Session, part: Batch, done: int) -> Batch:
+    """A part of the batch with its token weights, and what the policy loss singles out in it."""
+    tensors = session.objective.step_tensors(
+        loss_mask=part.loss_mask,
+        sequence_ids=part.sequence_ids,
+        group_ids=part.group_ids,
+        old_logprobs=part.old_logprobs,
+        advantages=part.advantages,
+    )
+    compares_now = session.objective.options.old_logprobs == "rollout"
+    return replace(part, **tensors, measures_gap=done == 0 or not compares_now)
 
 
 @contextmanager
@@ -137,16 +182,6 @@ def _all_or_nothing(session: Session) -> Iterator[None]:
         session.trainer.put_back(before)
         raise
     session.is_within_step = False
-
-
-def _with_needed_logprobs(session: Session, batch: Batch, *, needs_old: bool) -> Batch:
-    """old_logprobs where several updates share a batch, ref_logprobs where the formula has a KL term."""
-    temperature = session.objective.temperature
-    old = session.trainer.logprobs(batch, model="policy", temperature=temperature) if needs_old else None
-    reference = None
-    if session.objective.uses_reference:
-        reference = session.trainer.logprobs(batch, model="reference", temperature=temperature)
-    return with_logprobs(batch, old=old, reference=reference)
 
 
 def _split(batch: Batch, step: int, prompts_per_step: int, updates: int) -> list[Batch]:

@@ -13,7 +13,7 @@ def save_checkpoint(session: Session) -> None:
         session.folder.checkpoints,
         session.step,
         save=session.trainer.save,
-        state={"cursor": session.cursor_state},
+        state={"cursor": session.cursor_state, "objective": session.objective.state()},
         keep=session.config.run.keep_checkpoints,
     )
 
@@ -28,6 +28,7 @@ def restore(session: Session) -> None:
     session.trainer.load(path)
     session.engine.policy_version = session.trainer.num_steps
     session.cursor.load_state(state["cursor"])
+    session.objective.load_state(state["objective"])
     session.cursor_state, session.step = state["cursor"], state["step"]
     drop_metrics_after(session.folder.metrics, session.step)
     session.history = read_metrics(session.folder.metrics)

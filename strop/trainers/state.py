@@ -16,7 +16,7 @@ _MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 
 def save(folder: Path, parameters: dict[str, Tensor], optimizer: torch.optim.Optimizer, *, num_steps: int) -> None:
     """Write weights.safetensors, optimizer.safetensors and trainer.json into a folder that exists."""
-    save_file({name: p.detach().contiguous() for name, p in parameters.items()}, folder / "weights.safetensors")
+    save_weights(folder / "weights.safetensors", parameters)
     moments = {
         f"{moment}/{name}": optimizer.state[p][moment].contiguous()
         for name, p in parameters.items()
@@ -33,11 +33,7 @@ def load(folder: Path, parameters: dict[str, Tensor], optimizer: torch.optim.Opt
     Raises:
         UserError: names or shapes differ.
     """
-    weights = load_file(folder / "weights.safetensors")
-    check_names(weights, parameters, where=folder / "weights.safetensors")
-    with torch.no_grad():
-        for name, parameter in parameters.items():
-            parameter.copy_(weights[name])
+    load_weights(folder / "weights.safetensors", parameters)
     moments = load_file(folder / "optimizer.safetensors")
     optimizer.state.clear()  # moments of steps that the saved trainer never made
     for name, parameter in parameters.items():
@@ -48,6 +44,20 @@ def load(folder: Path, parameters: dict[str, Tensor], optimizer: torch.optim.Opt
                 for moment, value in found.items()
             }
     return int(json.loads((folder / "trainer.json").read_text())["num_steps"])
+
+
+def save_weights(path: Path, parameters: dict[str, Tensor]) -> None:
+    """Write parameters as they are now."""
+    save_file({name: p.detach().contiguous() for name, p in parameters.items()}, path)
+
+
+def load_weights(path: Path, parameters: dict[str, Tensor]) -> None:
+    """Fill parameters from a file whose names and shapes must be theirs."""
+    weights = load_file(path)
+    check_names(weights, parameters, where=path)
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            parameter.copy_(weights[name])
 
 
 def check_names(found: dict[str, Tensor], wanted: dict[str, Tensor], *, where: object) -> None:

@@ -50,6 +50,7 @@ class TorchTrainer:
         if options.layout == "packed":
             self._policy.check_packing()
         self._reference = TokenScorer(copy.deepcopy(model).requires_grad_(False)) if keeps_reference else None
+        self._has_moved_reference = False
         self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self._optimizer = torch.optim.AdamW(
             self._parameter_groups(), lr=options.lr, betas=(options.beta1, options.beta2), eps=options.adam_eps
@@ -170,6 +171,14 @@ class TorchTrainer:
         """Parameters under their Hugging Face names, tied ones once."""
         return list(self.model.named_parameters())
 
+    @torch.no_grad()
+    def refresh_reference(self) -> None:
+        """Make the policy as it is now the reference."""
+        assert self._reference is not None, "made with keeps_reference=True"
+        for kept, now in zip(self._reference.model.parameters(), self.model.parameters(), strict=True):
+            kept.copy_(now)
+        self._has_moved_reference = True
+
     def copy_weights(self) -> dict[str, Tensor]:
         """A copy of the trained parameters, in host memory."""
         return {name: p.detach().to("cpu", copy=True) for name, p in self._parameters.items()}
@@ -183,10 +192,15 @@ class TorchTrainer:
     def save(self, folder: Path) -> None:
         """Write weights, moments and the step count: safetensors and JSON."""
         state.save(folder, self._parameters, self._optimizer, num_steps=self.num_steps)
+        if self._has_moved_reference and self._reference is not None:
+            state.save_weights(folder / "reference.safetensors", dict(self._reference.model.named_parameters()))
 
     def load(self, folder: Path) -> None:
         """Read what `save` wrote into this model and optimizer."""
         self.num_steps = state.load(folder, self._parameters, self._optimizer)
+        if self._reference is not None and (folder / "reference.safetensors").exists():
+            state.load_weights(folder / "reference.safetensors", dict(self._reference.model.named_parameters()))
+            self._has_moved_reference = True
 
 
 def _trainable(part: Batch, logprobs: Tensor, entropy: Tensor | None) -> TrainableTokens:
@@ -205,6 +219,8 @@ def _trainable(part: Batch, logprobs: Tensor, entropy: Tensor | None) -> Trainab
         ref_logprobs=pick(part.ref_logprobs),
         advantages=part.advantages[mask],
         sequence_ids=part.sequence_ids[mask],
+        selected=pick(part.selected),
+        measures_gap=part.measures_gap,
     )
 
 

@@ -6,7 +6,13 @@ sums. Masked tokens are to be selected out before the call; losses that look at 
 
 from strop.ops.policy_loss.aspo import aspo
 from strop.ops.policy_loss.cispo import cispo
-from strop.ops.policy_loss.covariance import clip_cov, covariances, kl_cov, largest_covariances
+from strop.ops.policy_loss.covariance import (
+    clip_cov,
+    covariances,
+    covariances_in_band,
+    kl_cov,
+    largest_covariances,
+)
 from strop.ops.policy_loss.dppo import dppo
 from strop.ops.policy_loss.gmpo import gmpo
 from strop.ops.policy_loss.gspo import gspo, gspo_token
@@ -22,6 +28,7 @@ __all__ = [
     "cispo",
     "clip_cov",
     "covariances",
+    "covariances_in_band",
     "dppo",
     "dual_clipped",
     "gmpo",

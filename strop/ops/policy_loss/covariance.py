@@ -29,46 +29,53 @@ def covariances(old_logprobs: Tensor, advantages: Tensor, loss_mask: Tensor) -> 
     return found
 
 
-def largest_covariances(
-    old_logprobs: Tensor,
-    advantages: Tensor,
-    loss_mask: Tensor,
-    *,
-    cov_fraction: float,
-    cov_low: float = -torch.inf,
-    cov_high: float = torch.inf,
-) -> Tensor:
-    """The tokens with the largest covariances within [cov_low, cov_high]: cov_fraction of the trainable ones, at least 1.
+def largest_covariances(old_logprobs: Tensor, advantages: Tensor, loss_mask: Tensor, *, cov_fraction: float) -> Tensor:
+    """The tokens of a step with the largest covariances: cov_fraction of the trainable ones, at least 1.
 
-    Departure from arXiv:2505.22617, which draws at random within the band for Clip-Cov: the largest are taken, so that
-    the choice is the same in every run and for every order of the tokens.
+    Source: Cui et al. 2025 (arXiv:2505.22617) eq. 13. Tokens that tie with the last one are taken too.
 
-    Args:
-        old_logprobs, advantages: E*. loss_mask: E*, bool.
-        cov_fraction: share of the trainable tokens, in (0, 1].
-        cov_low, cov_high: the band of covariances.
-
-    Returns:
-        E*, bool.
-
-    Raises:
-        ValueError: cov_fraction is out of range.
+    Args: old_logprobs, advantages E*; loss_mask E*, bool; cov_fraction in (0, 1]. Returns E*, bool. Raises ValueError for
+    a cov_fraction out of range.
 
     >>> old, A = torch.tensor([-0.1, -2.0, -4.0]), torch.tensor([1.0, 0.0, -1.0])
     >>> largest_covariances(old, A, torch.ones(3, dtype=torch.bool), cov_fraction=0.3).tolist()
     [False, False, True]
     """
+    cov = covariances(old_logprobs, advantages, loss_mask)
+    return _largest(cov, loss_mask, loss_mask, cov_fraction)
+
+
+def covariances_in_band(
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    loss_mask: Tensor,
+    *,
+    cov_fraction: float,
+    cov_low: float,
+    cov_high: float,
+) -> Tensor:
+    """The tokens of a step with the largest covariances within [cov_low, cov_high]; at most cov_fraction of all, or 1.
+
+    Departure from arXiv:2505.22617 eq. 11, which draws at random within the band: the largest are taken, so that the
+    choice is the same in every run and for every order of the tokens. Arguments, result and errors as in
+    `largest_covariances`.
+
+    >>> old, A = torch.tensor([-0.1, -2.0, -4.0]), torch.tensor([1.0, 0.0, -1.0])
+    >>> mask = torch.ones(3, dtype=torch.bool)
+    >>> covariances_in_band(old, A, mask, cov_fraction=0.3, cov_low=1.0, cov_high=1.95).tolist()
+    [True, False, False]
+    """
+    cov = covariances(old_logprobs, advantages, loss_mask)
+    return _largest(cov, loss_mask & (cov >= cov_low) & (cov <= cov_high), loss_mask, cov_fraction)
+
+
+def _largest(cov: Tensor, eligible: Tensor, loss_mask: Tensor, cov_fraction: float) -> Tensor:
     if not 0 < cov_fraction <= 1:
         raise ValueError(f"cov_fraction must be in (0, 1], got {cov_fraction}.")
-    cov = covariances(old_logprobs, advantages, loss_mask)
-    eligible = loss_mask & (cov >= cov_low) & (cov <= cov_high)
-    wanted = max(int(cov_fraction * int(loss_mask.sum())), 1)
-    count = min(wanted, int(eligible.sum()))
-    selected = torch.zeros_like(eligible)
-    if count:
-        bound = cov[eligible].topk(count).values[-1]
-        selected = eligible & (cov >= bound)
-    return selected
+    count = min(max(int(cov_fraction * int(loss_mask.sum())), 1), int(eligible.sum()))
+    if count == 0:
+        return torch.zeros_like(eligible)
+    return eligible & (cov >= cov[eligible].topk(count).values[-1])
 
 
 def clip_cov(
@@ -85,7 +92,7 @@ def clip_cov(
         loss = ppo_clip(...)   where not selected,   0 where selected
 
     Source: Cui et al. 2025 (arXiv:2505.22617) eq. 11 and 12; its bounds are 1 on both sides. `selected`: E*, bool, from
-    `largest_covariances`; the other arguments, result and errors as in `ppo_clip`.
+    `covariances_in_band`; the other arguments, result and errors as in `ppo_clip`.
 
     >>> A = torch.tensor([1.0, 1.0])
     >>> loss, _ = clip_cov(torch.zeros(2), torch.zeros(2), A, torch.tensor([True, False]), eps_clip=1.0)

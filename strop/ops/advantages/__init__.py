@@ -1,0 +1,26 @@
+"""Advantages from rewards, computed over whole groups and steps before anything is cut."""
+
+from strop.ops.advantages.baselines import maxrl, opo, pass_at_k, rloo
+from strop.ops.advantages.gdpo import gdpo
+from strop.ops.advantages.group import group_advantages
+from strop.ops.advantages.returns import (
+    discounted_returns,
+    last_token_rewards,
+    reinforce_plus_plus,
+    reinforce_plus_plus_baseline,
+)
+from strop.ops.advantages.whiten import whiten
+
+__all__ = [
+    "discounted_returns",
+    "gdpo",
+    "group_advantages",
+    "last_token_rewards",
+    "maxrl",
+    "opo",
+    "pass_at_k",
+    "reinforce_plus_plus",
+    "reinforce_plus_plus_baseline",
+    "rloo",
+    "whiten",
+]
