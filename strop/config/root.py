@@ -10,7 +10,7 @@ from pydantic import Field, PrivateAttr
 
 from strop.config.advantage import NEEDS_GROUP
 from strop.config.algorithm import AlgorithmOptions
-from strop.config.base import Idle, Options, Problem
+from strop.config.base import Options, Problem
 from strop.config.data import DataOptions, DemonstrationOptions
 from strop.config.sampling import EvalOptions, RewardOptions, RolloutOptions
 from strop.config.training import (
@@ -20,6 +20,7 @@ from strop.config.training import (
     SFTTrainerOptions,
     TorchEngineOptions,
     TorchTrainerOptions,
+    TrainRunOptions,
 )
 
 
@@ -57,7 +58,7 @@ class TrainConfig(RootConfig):
     engine: TorchEngineOptions = TorchEngineOptions()
     eval: EvalOptions = EvalOptions()
     guards: GuardOptions = GuardOptions()
-    run: RunOptions = RunOptions()
+    run: TrainRunOptions = TrainRunOptions()
 
     @property
     def max_logprob_gap(self) -> float:
@@ -114,9 +115,6 @@ class SFTConfig(RootConfig):
 
     def problems(self) -> Iterator[Problem]:
         yield from _warmup_fits(self.trainer, self.num_optimizer_steps)
-
-    def idle(self) -> Iterator[Idle]:
-        yield Idle("run.save_rollouts", "cannot act in strop sft: nothing is sampled")
 
 
 def _divisors(number: int, most: int = 12) -> list[int]:

@@ -84,16 +84,25 @@ class GuardOptions(Options):
 
 
 class RunOptions(Options):
-    """How long to train and what to write."""
+    """How long to train and where to write."""
 
     folder: str = Field(default="runs/{name}", description="The run folder; {name} stands for the config file's name.")
-    num_steps: int = Field(default=100, ge=1, description="Batches of rollouts (train) or optimizer steps (sft).")
+    num_steps: int = Field(
+        default=100, ge=1, description="Batches of rollouts (strop train) or optimizer steps (strop sft)."
+    )
+    overwrite: bool = Field(default=False, description="Replace a run that is in the folder already.")
+
+
+class TrainRunOptions(RunOptions):
+    """How long to train, where and what to write."""
+
     checkpoint_every_steps: int = Field(
-        default=0, ge=0, description="Write a checkpoint after every so many steps; 0 means never."
+        default=0,
+        ge=0,
+        description="Write a checkpoint after every so many steps, and when the run stops; 0 means never.",
     )
     keep_checkpoints: int = Field(default=2, ge=1, description="How many of the newest checkpoints stay.")
     save_rollouts: bool = Field(default=True, description="Write sampled texts and scores to rollouts/.")
-    overwrite: bool = Field(default=False, description="Replace a run that is in the folder already.")
 
     def idle(self) -> Iterator[Idle]:
         if self.checkpoint_every_steps == 0:

@@ -110,11 +110,10 @@ class TerminalConsole(QuietConsole):
         times = " ".join(
             f"{name} {metrics[f'seconds/{name}']:.1f}s" for name in _PHASES if f"seconds/{name}" in metrics
         )
-        self._last_line = (
-            f"step {step}/{num_steps}  reward {metrics['reward']:.3f}"
-            if "reward" in metrics
-            else f"step {step}/{num_steps}"
-        )
+        seen = [
+            f"{label} {metrics[name]:{form}}" for label, name, form in _COLUMNS if name in _LIVE and name in metrics
+        ]
+        self._last_line = "  ".join([f"step {step}/{num_steps}", *seen])
         self._console.print(f"step {step:>{width}}/{num_steps}  {'  '.join(parts)}  | {times}")
         super().step(step, num_steps, metrics)
 
@@ -132,4 +131,5 @@ _COLUMNS = (
     ("gap", "logprob_gap", ".0e"),
     ("tok/s", "tokens_per_second", ",.0f"),
 )
+_LIVE = ("reward", "nll", "tokens_per_second")  # beside the bar
 _PHASES = ("sample", "score", "train", "eval")
