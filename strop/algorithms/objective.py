@@ -13,6 +13,7 @@ from strop import ops
 from strop.algorithms.controllers import adapted_entropy_coef, adapted_kl_coef
 from strop.algorithms.variants import ADVANTAGES, CORRECTIONS, POLICY_LOSSES
 from strop.config import AlgorithmOptions, PPOClipOptions
+from strop.config.advantage import TAKES_TOKEN_KL
 from strop.ops import correction
 from strop.ops.policy_loss import MAX_LOG_RATIO
 from strop.types import Metric, RewardError, StepMetrics
@@ -75,6 +76,7 @@ class PolicyObjective:
         self.uses_reference = options.kl.coef > 0
         self.uses_entropy = options.entropy_coef != 0 or options.entropy_target is not None
         self.kl_coef, self.entropy_coef = options.kl.coef, options.entropy_coef
+        self._kl_in_reward: StepMetrics = {}  # of the batch at hand
         self._policy_loss = POLICY_LOSSES[options.policy_loss.kind]
 
     @property
@@ -102,8 +104,12 @@ class PolicyObjective:
             mask = scored.loss_mask
             estimate = ops.kl_estimate(scored.old_logprobs[mask], scored.ref_logprobs[mask], kind=options.kl.kind)
             penalty[mask] = self.kl_coef * estimate
-        found = ADVANTAGES[options.advantage.kind](options.advantage, replace(scored, token_kl=penalty))
-        if found.shape != scored.loss_mask.shape or len(scored.rewards) == len(scored.loss_mask):
+            self._kl_in_reward = {f"kl_ref_{options.kl.kind}": Metric.mean(float(estimate.sum()), estimate.numel())}
+        try:
+            found = ADVANTAGES[options.advantage.kind](options.advantage, replace(scored, token_kl=penalty))
+        except ValueError as error:  # rewards that this advantage cannot take
+            raise RewardError(f"algorithm.advantage.kind = {options.advantage.kind}: {error}") from error
+        if options.advantage.kind not in TAKES_TOKEN_KL:  # one number per rollout
             found = found[scored.sequence_ids]
         return ops.whiten(found, scored.loss_mask) if options.whiten_advantages else found
 
@@ -173,8 +179,9 @@ class PolicyObjective:
         return weights
 
     def adapt(self, metrics: StepMetrics) -> StepMetrics:
-        """Move adaptive coefficients after a batch; returns their values as metrics."""
-        options, found = self.options, {}
+        """Move adaptive coefficients after a batch; returns their values, and what only the rewards showed, as metrics."""
+        options, found = self.options, dict(self._kl_in_reward)
+        metrics = metrics | found
         name = f"kl_ref_{options.kl.kind}"
         if options.kl.target is not None and name in metrics:
             self.kl_coef = adapted_kl_coef(

@@ -76,6 +76,9 @@ class TruncateOptions(Options):
     min_ratio: float = Field(default=0.0, ge=0, description="Smallest weight.")
     max_ratio: float = Field(default=2.0, ge=0, description="Largest weight.")
 
+    def problems(self) -> Iterator[Problem]:
+        yield from _range_problems(self.min_ratio, self.max_ratio)
+
 
 class MaskOptions(Options):
     """IcePop: the loss is weighed by the ratio of trainer to sampler, 0 outside a range."""
@@ -86,6 +89,14 @@ class MaskOptions(Options):
     )
     min_ratio: float = Field(default=0.5, ge=0, description="Smallest ratio that is kept.")
     max_ratio: float = Field(default=5.0, ge=0, description="Largest ratio that is kept.")
+
+    def problems(self) -> Iterator[Problem]:
+        yield from _range_problems(self.min_ratio, self.max_ratio)
+
+
+def _range_problems(low: float, high: float) -> Iterator[Problem]:
+    if low > high:
+        yield Problem("min_ratio", f"must be at most max_ratio, got {low:g} and {high:g}.")
 
 
 CorrectionOptions = Annotated[NoCorrectionOptions | TruncateOptions | MaskOptions, Field(discriminator="kind")]
@@ -176,6 +187,8 @@ class AlgorithmOptions(Options):
     def idle(self) -> Iterator[Idle]:
         if self.entropy_target is None:
             yield Idle("entropy_step", "is only used when algorithm.entropy_target is set")
+        if not self.policy_loss.has_ratio and self.opsm_delta is None and not self.kl.unbiased:
+            yield Idle("old_logprobs", f"cannot act: policy_loss.kind = {self.policy_loss.kind} has no ratio")
         if not self.ratio_moves:
             for name in self.policy_loss.acts_through_ratio:
                 yield Idle(

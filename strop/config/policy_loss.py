@@ -19,6 +19,7 @@ class PolicyLossBase(Options):
 
     # Options that act only where the ratio can differ from 1.
     acts_through_ratio: ClassVar[tuple[str, ...]] = ()
+    has_ratio: ClassVar[bool] = True
 
 
 class PPOClipOptions(PolicyLossBase):
@@ -107,6 +108,7 @@ class SAPOOptions(PolicyLossBase):
 class ReinforceOptions(PolicyLossBase):
     """REINFORCE, without a ratio."""
 
+    has_ratio: ClassVar[bool] = False
     kind: Literal["reinforce"] = "reinforce"
 
 

@@ -132,4 +132,4 @@ _COLUMNS = (
     ("tok/s", "tokens_per_second", ",.0f"),
 )
 _LIVE = ("reward", "nll", "tokens_per_second")  # beside the bar
-_PHASES = ("sample", "score", "train", "eval")
+_PHASES = ("sample", "score", "logprobs", "train", "eval")

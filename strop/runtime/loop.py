@@ -33,6 +33,7 @@ async def train_steps(session: Session) -> None:
         rollouts, metrics = score(session, groups)
         batch = weigh(session, rollouts)
         metrics = merge_metrics([metrics, *learn(session, batch)])
+        metrics |= session.objective.adapt(metrics)
         await session.engine.update_weights(session.trainer.weights(), session.trainer.num_steps)
         session.step += 1
         if _is_due(session.step, session.config.algorithm.kl.refresh_steps) and session.objective.uses_reference:
@@ -103,7 +104,7 @@ def weigh(session: Session, rollouts: Sequence[Rollout]) -> Batch:
     """The batch of all scored rollouts with the log-probabilities that the formula needs, then advantages over all of
     them; only then those that do not enter the loss leave."""
     scored = [r for r in rollouts if r.reward is not None]
-    with session.console.phase("train", session.config.algorithm.updates_per_batch):
+    with session.console.phase("logprobs", 0):
         batch = _with_needed_logprobs(session, build_batch(scored, [0.0] * len(scored)))
     advantages = session.objective.advantages(
         ScoredTokens(
@@ -154,8 +155,7 @@ def learn(session: Session, batch: Batch) -> list[StepMetrics]:
             for done, part in enumerate(parts):
                 metrics.append(session.trainer.step(_prepared(session, part, done), session.objective))
                 session.console.advance(done + 1)
-    merged = merge_metrics(metrics)
-    return [merged, session.objective.adapt(merged)]
+    return metrics
 
 
 def _prepared(session: Session, part: Batch, done: int) -> Batch:
@@ -202,7 +202,9 @@ def record(session: Session, rollouts: Sequence[Rollout], metrics: StepMetrics) 
     flat = {"step": session.step, **{name: metric.value for name, metric in sorted(metrics.items())}}
     flat |= {f"seconds/{name}": value for name, value in seconds.items()}
     num_tokens = sum(r.num_response_tokens for r in rollouts)
-    flat["tokens_per_second"] = num_tokens / max(sum(seconds[name] for name in ("sample", "score", "train")), 1e-9)
+    flat["tokens_per_second"] = num_tokens / max(
+        sum(seconds[name] for name in ("sample", "score", "logprobs", "train")), 1e-9
+    )
     if session.evaluations and session.evaluations[-1].step == session.step:
         flat |= session.evaluations[-1].metrics()
     session.history.append(flat)

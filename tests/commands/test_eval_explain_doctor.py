@@ -138,11 +138,16 @@ def test_cispo_with_a_lower_bound_is_warned_of(small, tmp_path, command, eps_cli
     assert ("warning" in done.out) == warned
 
 
-def test_k1_in_the_loss_is_warned_of(small):
-    done = strop("explain", small.train, "--coef", "0.1", "--algorithm.kl.kind", "k1")
-    assert "warning: algorithm.kl.kind = k1" in done.out
+def test_k1_in_the_loss_is_refused_and_its_unbiased_form_is_explained(small):
+    flags = ("--coef", "0.1", "--algorithm.kl.kind", "k1")
+    refused = strop("explain", small.train, *flags)
+    assert refused.code == 2
+    assert "algorithm.kl.kind must not be k1 in the loss, got k1" in refused.err
+    assert refused.out == ""
+    done = strop("explain", small.train, *flags, "--unbiased")
+    assert done.code == 0
     assert "+ 0.1 kl_t" in done.out
-    assert "kl_t = d_t," in done.out
+    assert "kl_t = r_t (d_t)," in done.out
 
 
 def test_the_flag_of_slime_names_a_preset(small):

@@ -289,7 +289,8 @@ def test_an_option_that_cannot_act_is_refused(refusal, more, key):
 @pytest.mark.parametrize(
     "more, flags",
     [
-        ('[algorithm.kl]\nkind = "k1"', ["--coef=0.1"]),
+        ('[algorithm.kl]\nkind = "k2"', ["--coef=0.1"]),
+        ('[algorithm.kl]\nkind = "k1"', ["--coef=0.1", "--unbiased"]),
         ("[algorithm.advantage]\nnormalize_std = false\nstd_eps = 0.1", ["--normalize-std"]),
         ("[algorithm.policy_loss]\neps_clip = 0.3\neps_clip_high = 0.4\neps_clip_c = 3.0", ["--updates-per-batch=2"]),
         ("[run]\nkeep_checkpoints = 5", ["--checkpoint-every-steps=10"]),
@@ -315,9 +316,22 @@ def test_cispo_with_a_lower_bound_warns(load):
     assert said(1.0) == []
 
 
-def test_k1_in_the_loss_warns(load):
-    config = load(flags=["--coef=0.1", "--algorithm.kl.kind=k1"])
-    assert any("algorithm.kl.kind = k1" in text for _, table in tree.walk(config) for text in table.warnings())
+def test_k1_in_the_loss_is_refused_with_the_reason(refusal):
+    message = refusal('[algorithm.kl]\nkind = "k1"\ncoef = 0.1')
+    assert message.startswith("algorithm.kl.kind must not be k1 in the loss, got k1: its expected gradient")
+    assert "k2 or k3" in message
+    assert message.count("\n") == 0
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--unbiased"],  # its gradient is then that of the KL
+        ["--place=reward", "--algorithm.advantage.kind=reinforce_plus_plus"],  # a reward has no gradient
+    ],
+)
+def test_k1_is_taken_where_its_own_gradient_is_not_what_counts(load, flags):
+    load('[algorithm.kl]\nkind = "k1"\ncoef = 0.1', flags=flags)
 
 
 # ---- the file -------------------------------------------------------------------------------------------------------

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from strop.ops import cispo, group_advantages, kl_estimate, ppo_clip, token_weights
+from strop.ops import advantages as advantage_ops
+from strop.ops import cispo, correction, group_advantages, kl_estimate, policy_loss, ppo_clip, token_weights
 
 REFERENCE = json.loads((Path(__file__).parents[1] / "reference" / "loss_numbers.json").read_text())
 INPUTS = REFERENCE["inputs"]
@@ -108,13 +109,158 @@ def test_group_advantages(case):
     assert found == pytest.approx(trainable(case["advantages"]), **ROUNDING)
 
 
+RATIO = "exp(logprobs-old_logprobs), gradient flows"
+
+
+@pytest.mark.parametrize("case", cases("kl", "k1", "k2", "k3", options={"importance_ratio": RATIO}))
+def test_kl_weighed_by_the_ratio_and_gradient(case):
+    logprobs = flat(INPUTS["logprobs"]).requires_grad_()
+    picked = logprobs[MASK], flat(INPUTS["ref_logprobs"])[MASK], flat(INPUTS["old_logprobs"])[MASK]
+    kl = kl_estimate(*picked, kind=case["name"])
+    assert kl.tolist() == pytest.approx(trainable(case["kl_per_token"]), **ROUNDING)
+    gradient = torch.autograd.grad(kl.sum(), logprobs)[0]
+    assert gradient[MASK].tolist() == pytest.approx(trainable(case["grad_of_sum"]), **ROUNDING)
+
+
+# ---- losses of whole sequences ---------------------------------------------------------------------------------------
+
+NUM_TRAINABLE = torch.bincount(SEQUENCE_IDS[MASK])[SEQUENCE_IDS].double()
+NUM_TOKENS = torch.bincount(SEQUENCE_IDS)[SEQUENCE_IDS].double()
+
+
+def whole(call, **options):
+    """Loss, its gradient as a function of weights, and `clipped`, over all tokens with the mask."""
+    logprobs = flat(INPUTS["logprobs"]).requires_grad_()
+    loss, clipped = call(logprobs, flat(INPUTS["old_logprobs"]), ADVANTAGES, MASK, SEQUENCE_IDS, **options)
+    return loss, lambda weights: torch.autograd.grad((weights * loss).sum(), logprobs, retain_graph=True)[0], clipped
+
+
+@pytest.mark.parametrize("call", [policy_loss.gspo, policy_loss.gspo_token])
+@pytest.mark.parametrize("case", cases("policy_loss", "gspo"))
+def test_gspo_and_its_gradient(case, call):
+    loss, gradient, clipped = whole(call, **case["options"])
+    assert loss[MASK].tolist() == pytest.approx(trainable(case["loss_per_token"]), **ROUNDING)
+    assert loss[~MASK].tolist() == [0.0] * 3
+    assert clipped[MASK].tolist() == [x > 0 for x in trainable(case["clipped"])]
+    # The source writes the sequence's loss into its masked slots too, and `grad_of_sum` sums those with the others: m
+    # tokens of one loss instead of n trainable ones, so its gradient is m / n of that of the trainable tokens' sum.
+    found = gradient(torch.ones_like(loss)) * NUM_TOKENS / NUM_TRAINABLE
+    assert found[MASK].tolist() == pytest.approx(trainable(case["grad_of_sum"]), **ROUNDING)
+    assert found[~MASK].tolist() == [0.0] * 3
+
+
+def as_verl_averages(reduction):
+    """verl adds 1e-8 to a sequence's number of tokens before it divides: the one thing in which strop differs."""
+    weights = token_weights(MASK, SEQUENCE_IDS, reduction=reduction)
+    return weights * NUM_TRAINABLE / (NUM_TRAINABLE + 1e-8)
+
+
+@pytest.mark.parametrize("case", cases("reduced_loss", "sapo"))
 @pytest.mark.parametrize(
-    "kind, names, count",
+    "weights, tolerance",
     [
-        ("policy_loss", ("ppo_clip", "cispo"), 8),
-        ("reduced_loss", ("ppo_clip", "dapo", "dr_grpo"), 5),
-        ("advantages", ("grpo",), 2),
+        (as_verl_averages("sequence_mean"), 1e-13),  # the source to the last digits
+        (token_weights(MASK, SEQUENCE_IDS, reduction="sequence_mean"), 1e-9),  # that it adds 1e-8 shows in the 10th
     ],
+    ids=["denominator of verl", "denominator of strop"],
 )
-def test_no_reference_case_is_lost(kind, names, count):
-    assert len(cases(kind, *names)) == count
+def test_sapo_and_its_gradient(case, weights, tolerance):
+    assert case["reduction"] == "seq-mean-token-mean"
+    logprobs = flat(INPUTS["logprobs"]).requires_grad_()
+    loss, _ = policy_loss.sapo(logprobs, flat(INPUTS["old_logprobs"]), ADVANTAGES, **case["options"])
+    reduced = (weights * loss).sum()
+    assert reduced.item() == pytest.approx(case["loss"], abs=tolerance)
+    gradient = torch.autograd.grad(reduced, logprobs)[0]
+    assert gradient[MASK].tolist() == pytest.approx(trainable(case["grad"]), abs=tolerance)
+
+
+@pytest.mark.parametrize("case", cases("reduced_loss", "gmpo"))
+def test_gmpo_and_its_gradient_with_the_denominator_of_verl(case):
+    # verl's geometric mean is exp(sum / (n + 1e-8)), so its exponent is n / (n + 1e-8) of strop's, in which the clipped
+    # log-ratios are linear: moving old_logprobs would move the bounds, so the bounds are moved too.
+    short = NUM_TRAINABLE / (NUM_TRAINABLE + 1e-8)
+    assert case["reduction"] == "seq-mean"
+    logprobs = flat(INPUTS["logprobs"]).requires_grad_()
+    sequences = int(SEQUENCE_IDS.max()) + 1
+    total = torch.zeros((), dtype=torch.float64)
+    for s in range(sequences):
+        part, factor = SEQUENCE_IDS == s, short[SEQUENCE_IDS == s][0].item()
+        old = flat(INPUTS["old_logprobs"])[part]
+        log_ratio = factor * (logprobs[part] - old)
+        bounds = {name: factor * bound for name, bound in case["options"].items()}
+        loss, _ = policy_loss.gmpo(
+            log_ratio, torch.zeros_like(old), ADVANTAGES[part], MASK[part], SEQUENCE_IDS[part], **bounds
+        )
+        # verl multiplies by an advantage that it averages over the tokens with the same denominator
+        total = total + loss[MASK[part]][0] * factor / sequences
+    assert total.item() == pytest.approx(case["loss"], **ROUNDING)
+    gradient = torch.autograd.grad(total, logprobs)[0]
+    assert gradient[MASK].tolist() == pytest.approx(trainable(case["grad"]), **ROUNDING)
+    loss, exact_gradient, _ = whole(policy_loss.gmpo, **case["options"])
+    weights = token_weights(MASK, SEQUENCE_IDS, reduction="sequence_mean")
+    exact = (weights * loss).sum().item()
+    assert exact == pytest.approx(case["loss"], abs=2e-8)
+    assert exact != pytest.approx(case["loss"], **ROUNDING)
+    assert exact_gradient(weights)[MASK].tolist() == pytest.approx(trainable(case["grad"]), abs=2e-8)
+
+
+# ---- advantages ------------------------------------------------------------------------------------------------------
+
+REWARDS = torch.tensor(INPUTS["rewards"], dtype=torch.float64)
+GROUPS = torch.tensor(INPUTS["group_id"])
+BASELINES = {
+    "rloo": lambda: advantage_ops.rloo(REWARDS, GROUPS),
+    "opo": lambda: advantage_ops.opo(REWARDS, GROUPS, torch.bincount(SEQUENCE_IDS[MASK])),
+    "maxrl": lambda: advantage_ops.maxrl(REWARDS, GROUPS, mean_eps=1e-6),
+}
+
+
+@pytest.mark.parametrize("case", cases("advantages", *BASELINES))
+def test_advantages_of_rollouts(case):
+    found = BASELINES[case["name"]]()[SEQUENCE_IDS][MASK].tolist()
+    assert found == pytest.approx(trainable(case["advantages"]), **ROUNDING)
+
+
+@pytest.mark.parametrize("case", cases("advantages", "reinforce_plus_plus"))
+def test_reinforce_plus_plus(case):
+    earned = advantage_ops.last_token_rewards(REWARDS, MASK, SEQUENCE_IDS)
+    returns = advantage_ops.discounted_returns(earned, MASK, SEQUENCE_IDS, **case["options"])
+    assert returns[MASK].tolist() == pytest.approx(trainable(case["returns"]), **ROUNDING)
+    no_kl = torch.zeros_like(ADVANTAGES)
+    found = advantage_ops.reinforce_plus_plus(REWARDS, no_kl, MASK, SEQUENCE_IDS, **case["options"])
+    assert found[MASK].tolist() == pytest.approx(trainable(case["advantages"]), **ROUNDING)
+    assert found[~MASK].tolist() == [0.0] * 3
+
+
+# ---- corrections -----------------------------------------------------------------------------------------------------
+
+OLD_AND_ROLLOUT = flat(INPUTS["old_logprobs"]), flat(INPUTS["rollout_logprobs"])
+
+
+@pytest.mark.parametrize("case", cases("correction", "tis_token", "icepop_token"))
+def test_corrections_by_token(case):
+    call = {"tis_token": correction.truncate, "icepop_token": correction.mask}[case["name"]]
+    bounds = {"min_ratio": case["options"]["tis_clip_low"], "max_ratio": case["options"]["tis_clip"]}
+    found = call(*OLD_AND_ROLLOUT, MASK, SEQUENCE_IDS, level="token", **bounds)
+    assert found[MASK].tolist() == pytest.approx(trainable(case["weights"]), **ROUNDING)
+
+
+@pytest.mark.parametrize("case", cases("correction", "opsm"))
+def test_opsm(case):
+    logprobs, old = flat(INPUTS["logprobs"]), flat(INPUTS["old_logprobs"])
+    found = correction.opsm(logprobs, old, ADVANTAGES, MASK, SEQUENCE_IDS, **case["options"])
+    assert found[MASK].tolist() == trainable(case["weights"])
+
+
+def test_every_reference_case_but_gae_is_compared():
+    compared = [
+        *cases("policy_loss", "ppo_clip", "cispo", "gspo"),
+        *cases("reduced_loss", "ppo_clip", "dapo", "dr_grpo", "sapo", "gmpo"),
+        *cases("kl", "k1", "k2", "k3", options={}),
+        *cases("kl", "k1", "k2", "k3", options={"importance_ratio": RATIO}),
+        *cases("advantages", "grpo", *BASELINES, "reinforce_plus_plus"),
+        *cases("correction", "tis_token", "icepop_token", "opsm"),
+    ]
+    left = [case["name"] for case in REFERENCE["cases"] if not any(case is found.values[0] for found in compared)]
+    assert left == ["gae_whitened", "gae_whitened"]
+    assert len(compared) == 34

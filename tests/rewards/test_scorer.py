@@ -120,11 +120,51 @@ def test_the_traceback_of_the_first_error_is_logged_once_per_scorer(tmp_path, ca
     assert "ZeroDivisionError" in caplog.text
 
 
-@pytest.mark.parametrize("returned", ["'1'", "[1.0]", "{}", "1j", "object()"])
+@pytest.mark.parametrize("returned", ["'1'", "[1.0]", "1j", "object()"])
 @pytest.mark.parametrize("on_error", ["fail", "exclude"])
 def test_what_is_not_a_number_is_an_error_whatever_the_policy(score_with, returned, on_error):
     with pytest.raises(RewardError, match=r"score\.py:score must return a number, or None for no score, got .* row 0"):
         score_with(f"def score(rollout): return {returned}", on_error=on_error)
+
+
+@pytest.mark.parametrize("batched", [True, False])
+def test_several_named_rewards_are_added_and_kept_apart(score_with, batched):
+    body = "{'right': 1, 'short': 0.25}"
+    scored = score_with(f"def score(r): return {f'[{body}] * len(r)' if batched else body}", batched=batched)
+    assert rewards(scored) == [(1.25, None)] * 4
+    assert [r.reward_parts for r in scored.rollouts] == [{"right": 1.0, "short": 0.25}] * 4
+
+
+@pytest.mark.parametrize("on_error", ["fail", "zero", "exclude"])
+def test_an_empty_dict_is_an_error_whatever_the_policy(score_with, on_error):
+    with pytest.raises(RewardError, match=r"score\.py:score must return named rewards, got an empty dict .* row 0"):
+        score_with("def score(rollout): return {}", on_error=on_error)
+
+
+@pytest.mark.parametrize("part", ["'1'", "[1.0]", "object()", "{'b': 1.0}"])
+@pytest.mark.parametrize("on_error", ["fail", "exclude"])
+def test_a_named_reward_that_is_not_a_number_is_an_error_whatever_the_policy(score_with, part, on_error):
+    with pytest.raises(RewardError, match=r"score\.py:score must return"):
+        score_with(f"def score(rollout): return {{'a': {part}}}", on_error=on_error)
+
+
+def test_a_named_reward_without_a_score_leaves_the_rollout_without_one(score_with):
+    scored = score_with("def score(rollout): return {'a': 1.0, 'b': None if rollout.text == 'b' else 2.0}")
+    assert rewards(scored) == [(3.0, None), (None, "no_score"), (3.0, None), (3.0, None)]
+
+
+@pytest.mark.parametrize("on_error, expected", [("zero", (0.0, None)), ("exclude", (None, "nan_score"))])
+@pytest.mark.parametrize("part", ["float('nan')", "float('inf')"])
+def test_a_named_reward_that_is_not_finite_is_by_policy(score_with, on_error, expected, part):
+    source = f"def score(rollout): return {{'a': 1.0, 'b': {part} if rollout.text == 'b' else 2.0}}"
+    assert rewards(score_with(source, on_error=on_error))[1] == expected
+    with pytest.raises(RewardError, match="must return a finite number"):
+        score_with(source, on_error="fail")
+
+
+def test_named_rewards_whose_sum_is_not_finite_are_no_score(score_with):
+    scored = score_with("def score(rollout): return {'a': 1e308, 'b': 1e308}", on_error="exclude")
+    assert rewards(scored) == [(None, "nan_score")] * 4
 
 
 @pytest.mark.parametrize(

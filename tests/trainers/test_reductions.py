@@ -98,9 +98,10 @@ def session(model, *, mask_truncated):
             "trainer": {"lr": 0.1, "weight_decay": 0.1},
         }
     )
-    objective = GivenLosses()
-    objective.advantages = lambda rewards, group_ids: rewards
-    objective.token_weights = make_objective(reduction="sequence_mean").token_weights
+    objective, real = GivenLosses(), make_objective(reduction="sequence_mean")
+    objective.options, objective.needs_old_logprobs = real.options, False
+    objective.advantages = lambda scored: scored.rewards[scored.sequence_ids]
+    objective.step_tensors, objective.adapt = real.step_tensors, real.adapt
     console = types.SimpleNamespace(phase=lambda *_: contextlib.nullcontext(), advance=lambda _: None)
     trainer = make_trainer(model, lr=0.1, weight_decay=0.1)
     return types.SimpleNamespace(config=config, objective=objective, trainer=trainer, console=console, step=0)
