@@ -184,7 +184,7 @@ def test_gmpo_and_its_gradient_with_the_denominator_of_verl(case):
     sequences = int(SEQUENCE_IDS.max()) + 1
     total = torch.zeros((), dtype=torch.float64)
     for s in range(sequences):
-        part, factor = SEQUENCE_IDS == s, short[SEQUENCE_IDS == s][0].item()
+        part, factor = s == SEQUENCE_IDS, short[s == SEQUENCE_IDS][0].item()
         old = flat(INPUTS["old_logprobs"])[part]
         log_ratio = factor * (logprobs[part] - old)
         bounds = {name: factor * bound for name, bound in case["options"].items()}

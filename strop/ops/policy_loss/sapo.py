@@ -38,6 +38,8 @@ def sapo(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, *, tau_pos:
         raise ValueError(f"tau_pos and tau_neg must be > 0, got {tau_pos} and {tau_neg}.")
     logprobs, old_logprobs, advantages = checked(logprobs, old_logprobs, advantages)
     ratio = clamped_log_ratio(logprobs, old_logprobs).exp()
-    tau = torch.where(advantages > 0, tau_pos, tau_neg).to(ratio.dtype)
+    tau = torch.where(
+        advantages > 0, torch.full_like(ratio, tau_pos), torch.full_like(ratio, tau_neg)
+    )  # two floats make float32
     loss = -advantages * torch.sigmoid(tau * (ratio - 1)) * 4 / tau
     return TokenLoss(loss, torch.zeros_like(loss, dtype=torch.bool))
