@@ -144,7 +144,12 @@ class Scorer:
         """Several named rewards: each a number; one without a score leaves the rollout without one."""
         parts: dict[str, float] = {}
         for name, value in values.items():
-            found = None if isinstance(value, Mapping) else self._checked(value, rollout)
+            if isinstance(value, Mapping):
+                raise RewardError(
+                    f"{self.name} must return a number for each named reward, got {value!r} for {name!r} of prompt row "
+                    f"{rollout.prompt.row}."
+                )
+            found = self._checked(value, rollout)
             if not isinstance(found, float):
                 return found if isinstance(found, _Failure) else None
             parts[str(name)] = found
@@ -152,7 +157,8 @@ class Scorer:
             raise RewardError(
                 f"{self.name} must return named rewards, got an empty dict for prompt row {rollout.prompt.row}."
             )
-        return parts
+        total = sum(parts.values())
+        return parts if math.isfinite(total) else _Failure("nan_score", f"returned rewards whose sum is {total}")
 
     def _failure(self, error: Exception, rollout: Rollout) -> _Failure:
         if not self._has_logged:
