@@ -44,7 +44,7 @@ def run(preset: str, steps: int) -> tuple[float, float, float]:
         overrides = {"algorithm.preset": preset, "run.num_steps": steps, "run.folder": f"{folder}/run"}
         result = strop.train(strop.load_config(CONFIG, overrides))
     scores = [evaluation.scores["sampled"].reward for evaluation in result.evaluations]
-    phases = ("seconds/sample", "seconds/score", "seconds/train")
+    phases = ("seconds/sample", "seconds/score", "seconds/logprobs", "seconds/train")
     seconds = sorted(sum(step[name] for name in phases) for step in result.steps)
     return scores[0], scores[-1], seconds[len(seconds) // 2]
 

@@ -28,7 +28,7 @@ PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "dapo": (
-        "DAPO, arXiv:2503.14476, section 3; its dynamic sampling and overlong penalty are options of their own",
+        "DAPO, arXiv:2503.14476, section 3, without its dynamic sampling and overlong penalty",
         {
             "policy_loss": {"kind": "ppo_clip", "eps_clip": 0.2, "eps_clip_high": 0.28},
             "advantage": _GROUP,

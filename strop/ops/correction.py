@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from strop.ops.policy_loss.ratio import MAX_LOG_RATIO
+from strop.ops.policy_loss.ratio import MAX_LOG_RATIO, checked
 from strop.ops.policy_loss.sequences import checked_sequences, sequence_mean, sequence_sum
 
 Level = Literal["token", "sequence_sum", "sequence_mean"]
@@ -93,8 +93,8 @@ def mask(
     """
     _check_range(min_ratio, max_ratio)
     ratio = _ratio(old_logprobs, rollout_logprobs, loss_mask, sequence_ids, level)
-    inside = (ratio >= min_ratio) & (ratio <= max_ratio)
-    kept = torch.where(inside, ratio, torch.zeros_like(ratio))
+    outside = (ratio < min_ratio) | (ratio > max_ratio)  # a NaN is neither, and is not hidden
+    kept = torch.where(outside, torch.zeros_like(ratio), ratio)
     return torch.where(loss_mask, kept, torch.ones_like(ratio))
 
 
@@ -139,9 +139,9 @@ def opsm(
     """
     if not opsm_delta >= 0:
         raise ValueError(f"opsm_delta must be >= 0, got {opsm_delta}.")
+    logprobs, old_logprobs, advantages = checked(logprobs, old_logprobs, advantages)
     checked_sequences(logprobs, loss_mask, sequence_ids)
-    dtype = torch.promote_types(logprobs.dtype, torch.float32)
-    moved = (old_logprobs - logprobs).detach().to(dtype)
+    moved = (old_logprobs - logprobs).detach()
     distance = sequence_mean(moved, loss_mask, sequence_ids)
     rejected = (advantages < 0) & (distance > opsm_delta) & loss_mask
     return torch.where(rejected, torch.zeros_like(distance), torch.ones_like(distance))

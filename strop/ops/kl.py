@@ -51,6 +51,10 @@ def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, old_logprobs: Tensor | N
     estimate = _estimate(difference, kind)
     if old_logprobs is None:
         return estimate
+    if old_logprobs.shape != logprobs.shape:
+        raise ValueError(
+            f"logprobs and old_logprobs must share a shape, got {tuple(logprobs.shape)} and {tuple(old_logprobs.shape)}."
+        )
     return clamped_log_ratio(logprobs.to(dtype), old_logprobs.detach().to(dtype)).exp() * estimate
 
 

@@ -21,6 +21,6 @@ def whiten(values: Tensor, loss_mask: Tensor, *, std_eps: float = 1e-8) -> Tenso
         )
     found = torch.zeros_like(values, dtype=torch.float64)
     chosen = values.detach()[loss_mask].double()
-    if chosen.numel() > 1 and bool(chosen.max() > chosen.min()):
+    if chosen.numel() > 1 and not bool(chosen.max() == chosen.min()):  # NaN differs from itself: not hidden
         found[loss_mask] = (chosen - chosen.mean()) * (chosen.var() + std_eps).rsqrt()
     return found.to(torch.promote_types(values.dtype, torch.float32))

@@ -99,6 +99,7 @@ def clip_cov(
     >>> loss.abs().tolist()
     [0.0, 1.0]
     """
+    _check_selection(selected, logprobs)
     loss, clipped = ppo_clip(logprobs, old_logprobs, advantages, eps_clip=eps_clip, eps_clip_high=eps_clip_high)
     return TokenLoss(torch.where(selected, torch.zeros_like(loss), loss), clipped | selected)
 
@@ -118,9 +119,17 @@ def kl_cov(
     >>> [round(x, 4) for x in loss.tolist()]
     [-1.1487, -1.0]
     """
+    _check_selection(selected, logprobs)
     if not cov_kl_coef >= 0:
         raise ValueError(f"cov_kl_coef must be >= 0, got {cov_kl_coef}.")
     logprobs, old_logprobs, advantages = checked(logprobs, old_logprobs, advantages)
     log_ratio = clamped_log_ratio(logprobs, old_logprobs)
     penalty = torch.where(selected, cov_kl_coef * log_ratio.abs(), torch.zeros_like(log_ratio))
     return TokenLoss(-advantages * log_ratio.exp() + penalty, selected)
+
+
+def _check_selection(selected: Tensor, logprobs: Tensor) -> None:
+    if selected.dtype != torch.bool or selected.shape != logprobs.shape:
+        raise ValueError(
+            f"selected must be bool of shape {tuple(logprobs.shape)}, got {selected.dtype} of {tuple(selected.shape)}."
+        )

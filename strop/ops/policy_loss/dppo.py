@@ -56,6 +56,8 @@ def dppo(
             "max_divergence and max_divergence_high must be >= 0 and max_ratio > 0, "
             f"got {max_divergence}, {max_divergence_high} and {max_ratio}."
         )
+    if divergence not in ("tv", "kl"):
+        raise ValueError(f"divergence must be tv or kl, got {divergence!r}.")
     logprobs, old_logprobs, advantages = checked(logprobs, old_logprobs, advantages)
     p, q = logprobs.detach().exp(), old_logprobs.exp()
     distance = (p - q).abs() if divergence == "tv" else _binary_kl(q, p)
