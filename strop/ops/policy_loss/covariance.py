@@ -131,5 +131,6 @@ def kl_cov(
 def _check_selection(selected: Tensor, logprobs: Tensor) -> None:
     if selected.dtype != torch.bool or selected.shape != logprobs.shape:
         raise ValueError(
-            f"selected must be bool of shape {tuple(logprobs.shape)}, got {selected.dtype} of {tuple(selected.shape)}."
+            "logprobs and selected must share a shape and selected be bool, "
+            f"got {tuple(logprobs.shape)} and {selected.dtype} of {tuple(selected.shape)}."
         )
