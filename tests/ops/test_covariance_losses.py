@@ -153,12 +153,6 @@ def test_a_step_without_trainable_tokens_selects_none(select):
     assert select(*step([])).tolist() == []
 
 
-@selections()
-def test_the_selection_carries_no_gradient(select):
-    old, advantages, mask = step(FIVE)
-    assert not select(old.requires_grad_(), advantages.requires_grad_(), mask).requires_grad
-
-
 @pytest.mark.parametrize("fraction", [0.0, -0.1, 1.1, math.nan])
 def test_a_share_out_of_range_is_refused(fraction):
     with pytest.raises(ValueError, match="cov_fraction must be in"):
