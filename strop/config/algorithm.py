@@ -66,37 +66,34 @@ class NoCorrectionOptions(Options):
     kind: Literal["none"] = "none"
 
 
-class TruncateOptions(Options):
+class _RatioRangeOptions(Options):
+    """What corrections by a range of ratios share."""
+
+    level: Level = Field(
+        default="token", description="Ratio of a token, or of its sequence as product or geometric mean."
+    )
+    min_ratio: float
+    max_ratio: float
+
+    def problems(self) -> Iterator[Problem]:
+        if self.min_ratio > self.max_ratio:
+            yield Problem("min_ratio", f"must be at most max_ratio, got {self.min_ratio:g} and {self.max_ratio:g}.")
+
+
+class TruncateOptions(_RatioRangeOptions):
     """TIS: the loss is weighed by the ratio of trainer to sampler, held in a range."""
 
     kind: Literal["truncate"] = "truncate"
-    level: Level = Field(
-        default="token", description="Ratio of a token, or of its sequence as product or geometric mean."
-    )
     min_ratio: float = Field(default=0.0, ge=0, description="Smallest weight.")
     max_ratio: float = Field(default=2.0, ge=0, description="Largest weight.")
 
-    def problems(self) -> Iterator[Problem]:
-        yield from _range_problems(self.min_ratio, self.max_ratio)
 
-
-class MaskOptions(Options):
+class MaskOptions(_RatioRangeOptions):
     """IcePop: the loss is weighed by the ratio of trainer to sampler, 0 outside a range."""
 
     kind: Literal["mask"] = "mask"
-    level: Level = Field(
-        default="token", description="Ratio of a token, or of its sequence as product or geometric mean."
-    )
     min_ratio: float = Field(default=0.5, ge=0, description="Smallest ratio that is kept.")
     max_ratio: float = Field(default=5.0, ge=0, description="Largest ratio that is kept.")
-
-    def problems(self) -> Iterator[Problem]:
-        yield from _range_problems(self.min_ratio, self.max_ratio)
-
-
-def _range_problems(low: float, high: float) -> Iterator[Problem]:
-    if low > high:
-        yield Problem("min_ratio", f"must be at most max_ratio, got {low:g} and {high:g}.")
 
 
 CorrectionOptions = Annotated[NoCorrectionOptions | TruncateOptions | MaskOptions, Field(discriminator="kind")]

@@ -70,7 +70,7 @@ def make_config(root: type[Config], file_values: dict[str, Any], overrides: Mapp
     except ValidationError as error:
         problems += describe(root, error, origins)
         raise ConfigError("\n".join(problems)) from None
-    problems += _rules(config, _unset(root, layers[0][1], config), origins)
+    problems += _rules(config, _unset(layers[0][1], config), origins)
     if problems:
         raise ConfigError("\n".join(dict.fromkeys(problems)))
     config.remember(origins, name=Path(file).stem)
@@ -124,17 +124,11 @@ def _fill_kinds(owner: type[Options], values: dict[str, Any]) -> None:
             _fill_kinds(variant, table)
 
 
-def _unset(root: type[Options], preset: dict[str, Any], config: Options) -> dict[str, Any]:
+def _unset(preset: dict[str, Any], config: Options) -> dict[str, Any]:
     """What each option would be if nobody had set it: by the preset or by default."""
-    flat: dict[str, Any] = {}
-    for prefix, table in tree.walk(config):
-        for name in type(table).model_fields:
-            flat[f"{prefix}.{name}" if prefix else name] = (
-                type(table).model_fields[name].get_default(call_default_factory=True)
-            )
     now = tree.values(config)
     left = tuple(f"{table}." for table in tree.union_tables(type(config)) if _changes_kind(preset, table, now))
-    return flat | {path: value for path, value in _flatten(preset) if not path.startswith(left)}
+    return tree.defaults(config) | {path: value for path, value in _flatten(preset) if not path.startswith(left)}
 
 
 def _changes_kind(preset: dict[str, Any], table: str, now: dict[str, Any]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
@@ -38,8 +39,6 @@ def _parse(value: str) -> Any:
     """Lists and tables are read as TOML; everything else stays text and is converted by the option's type."""
     if value[:1] not in ("[", "{"):
         return value
-    import tomllib
-
     try:
         return tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError as error:

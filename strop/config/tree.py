@@ -107,14 +107,25 @@ def walk(options: Options, prefix: str = "") -> Iterator[tuple[str, Options]]:
             yield from walk(value, f"{prefix}.{name}" if prefix else name)
 
 
-def values(options: Options) -> dict[str, Any]:
-    """Path to value, for every option that this config has."""
-    flat: dict[str, Any] = {}
+def _set_options(options: Options) -> Iterator[tuple[str, Options, str]]:
+    """Path, table and name of every option that this config has."""
     for prefix, table in walk(options):
         for name, value in table:
             if not isinstance(value, Options):
-                flat[f"{prefix}.{name}" if prefix else name] = value
-    return flat
+                yield f"{prefix}.{name}" if prefix else name, table, name
+
+
+def values(options: Options) -> dict[str, Any]:
+    """Path to value, for every option that this config has."""
+    return {path: getattr(table, name) for path, table, name in _set_options(options)}
+
+
+def defaults(options: Options) -> dict[str, Any]:
+    """Path to default, for every option that this config has."""
+    return {
+        path: type(table).model_fields[name].get_default(call_default_factory=True)
+        for path, table, name in _set_options(options)
+    }
 
 
 def described(options: Options, path: str) -> str:

@@ -160,6 +160,11 @@ def last_logits(model: Any, rows: Sequence[Sequence[int]], device: torch.device,
     return output.logits[torch.arange(len(rows), device=device), column.to(device)]
 
 
+def max_positions(model: Any) -> int | None:
+    """The longest sequence that the model has positions for, as its config says; None where it names no limit."""
+    return model.config.get_text_config().to_dict().get("max_position_embeddings")
+
+
 def has_full_attention(model: Any) -> bool:
     """True if every layer attends to everything before it, so that a plain key-value cache is right."""
     config = model.config.get_text_config()

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from strop.engines.decoders import Decoder, RecomputeDecoder, SlotDecoder, has_full_attention
+from strop.engines.decoders import Decoder, RecomputeDecoder, SlotDecoder, has_full_attention, max_positions
 from strop.engines.sampling import sample, uniforms
 from strop.types import Completion, FinishReason, GenerateRequest, GuardError, ModelError, UserError
 
@@ -59,6 +59,7 @@ class TorchEngine:
         self.model = model.eval()
         self.stop_token_ids = frozenset(stop_token_ids)
         self.max_sequences = max_sequences
+        self._max_positions = max_positions(model)
         self.policy_version = 0
         self.num_sampled_tokens = 0  # since the engine was made, for progress
         self._queue: deque[_Job] = deque()
@@ -112,7 +113,7 @@ class TorchEngine:
         return next(self.model.parameters()).device
 
     def _check(self, request: GenerateRequest) -> None:
-        limit = self.model.config.get_text_config().to_dict().get("max_position_embeddings")
+        limit = self._max_positions
         if limit is not None and request.num_positions > limit:
             raise UserError(
                 f"prompt and response must fit the model's {limit} positions, got {len(request.prompt_tokens)} prompt tokens "
@@ -196,9 +197,7 @@ class TorchEngine:
 
     def _grow(self) -> None:
         """A cache as wide as the longest request that waits; made anew only while no slot is in use."""
-        wanted = max(
-            (len(j.request.prompt_tokens) + j.request.sampling.max_response_tokens for j in self._queue), default=0
-        )
+        wanted = max((job.request.num_positions for job in self._queue), default=0)
         if wanted <= self._width and self._decoder is not None:
             return
         if self._active:

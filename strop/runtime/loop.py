@@ -17,7 +17,6 @@ from strop.rollout import mix_seed, sample_group
 from strop.runtime.evaluation import answer_all
 from strop.runtime.resume import save_checkpoint
 from strop.runtime.session import Session
-from strop.trainers import with_logprobs
 from strop.types import Group, Metric, Prompt, Rollout, Sampling, StepMetrics, merge_metrics
 
 
@@ -142,7 +141,7 @@ def _with_needed_logprobs(session: Session, batch: Batch) -> Batch:
         old = session.trainer.logprobs(batch, model="policy", temperature=objective.temperature)
     if objective.uses_reference:
         reference = session.trainer.logprobs(batch, model="reference", temperature=objective.temperature)
-    return with_logprobs(batch, old=old, reference=reference)
+    return replace(batch, old_logprobs=old, ref_logprobs=reference)
 
 
 def learn(session: Session, batch: Batch) -> list[StepMetrics]:

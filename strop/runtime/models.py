@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from strop.config import ModelOptions
+from strop.engines import max_positions
 from strop.types import DataError, ModelError
 
 
@@ -96,7 +97,7 @@ def check_length(model: Any, name: str, num_tokens: int, *, option: str = "", ma
     Raises:
         DataError: with both numbers.
     """
-    limit = model.config.get_text_config().to_dict().get("max_position_embeddings")
+    limit = max_positions(model)
     if limit is not None and num_tokens + max_response_tokens > limit:
         more = f" with {option} = {max_response_tokens}" if max_response_tokens else ""
         raise DataError(f"{name} has {num_tokens} tokens;{more} it does not fit the model's {limit} positions.")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +30,24 @@ class RunFolder:
     def holds_run(self) -> bool:
         return self.metrics.exists() or self.model.exists() or self.checkpoints.exists()
 
-    def prepare(self, *, overwrite: bool, resume: bool) -> None:
+    @contextmanager
+    def starting(self, *, overwrite: bool, resume: bool = False) -> Iterator[None]:
+        """Around all that can fail before a run begins: the folder is checked first, an earlier run leaves it last, and of
+        a run that never began nothing stays.
+
+        Raises:
+            UserError: as `_prepare`.
+        """
+        self._prepare(overwrite=overwrite, resume=resume)
+        try:
+            yield
+            if overwrite and not resume:
+                self._clear()
+        except BaseException:
+            self._remove_if_empty()
+            raise
+
+    def _prepare(self, *, overwrite: bool, resume: bool) -> None:
         """Make the folder and see that it can be written; refuse one that holds a run already.
 
         Raises:
@@ -50,14 +69,14 @@ class RunFolder:
                 "--run.overwrite, or name another folder."
             )
 
-    def clear(self) -> None:
+    def _clear(self) -> None:
         """Remove what an earlier run left, once the new one can begin. Its model stays until the new one is written: the
         new run may have started from it."""
         for name in _REPLACED:
             target = self.path / name
             shutil.rmtree(target) if target.is_dir() else target.unlink(missing_ok=True)
 
-    def remove_if_empty(self) -> None:
+    def _remove_if_empty(self) -> None:
         """Leave nothing behind of a run that never began."""
         for path in self._made:
             if path.is_dir() and not any(path.iterdir()):

@@ -41,18 +41,12 @@ def sft(config: SFTConfig, *, console: Console | None = None) -> SFTResult:
     """
     console = console or QuietConsole()
     folder = RunFolder(config.folder)
-    folder.prepare(overwrite=config.run.overwrite, resume=False)
-    try:
+    with folder.starting(overwrite=config.run.overwrite):
         set_threads(config.trainer.num_threads)
         loaded = load_model(config.model)
         found = load_demonstrations(config.data, loaded.tokenizer)
         longest = max(found.demonstrations, key=lambda d: len(d.tokens))
         check_length(loaded.model, f"demonstration row {longest.row}", len(longest.tokens))
-        if config.run.overwrite:
-            folder.clear()
-    except BaseException:
-        folder.remove_if_empty()
-        raise
     if found.num_skipped:
         console.warn(f"data: {found.num_skipped} broken lines were left out, as skip_bad_lines asks.")
     folder.config.write_text(to_toml(config), encoding="utf-8")

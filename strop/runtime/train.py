@@ -15,7 +15,6 @@ from strop.algorithms import objective_formula
 from strop.config import TrainConfig
 from strop.config.tree import walk
 from strop.observe.console import Console, QuietConsole
-from strop.observe.metrics_file import read_metrics
 from strop.observe.report import write_report
 from strop.runtime.evaluation import Evaluation
 from strop.runtime.loop import train_steps
@@ -57,16 +56,10 @@ def train(config: TrainConfig, *, resume: bool = False, console: Console | None 
         for warning in table.warnings():
             console.warn(warning)
     folder = RunFolder(config.folder)
-    folder.prepare(overwrite=config.run.overwrite, resume=resume)
-    try:
+    with folder.starting(overwrite=config.run.overwrite, resume=resume):
         session = open_session(config, console, folder)
         if resume:
             restore(session)
-        elif config.run.overwrite:
-            folder.clear()
-    except BaseException:
-        folder.remove_if_empty()
-        raise
     formula = objective_formula(config)
     write_start(session, formula)
     console.note(formula)
@@ -97,7 +90,7 @@ def _finish(session: Session) -> None:
     write_report(
         session.folder.report,
         title=session.folder.path.name,
-        metrics=read_metrics(session.folder.metrics),
+        metrics=session.history,
         objective=session.folder.objective.read_text(encoding="utf-8"),
         rollouts=session.folder.rollouts,
     )

@@ -2,6 +2,6 @@
 
 from strop.trainers.layout import Layout, cut, lay_out
 from strop.trainers.schedule import lr_factor
-from strop.trainers.torch_trainer import TorchTrainer, with_logprobs
+from strop.trainers.torch_trainer import TorchTrainer
 
-__all__ = ["Layout", "TorchTrainer", "cut", "lay_out", "lr_factor", "with_logprobs"]
+__all__ = ["Layout", "TorchTrainer", "cut", "lay_out", "lr_factor"]

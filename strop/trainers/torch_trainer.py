@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -222,8 +221,3 @@ def _trainable(part: Batch, logprobs: Tensor, entropy: Tensor | None) -> Trainab
         selected=pick(part.selected),
         measures_gap=part.measures_gap,
     )
-
-
-def with_logprobs(batch: Batch, *, old: Tensor | None, reference: Tensor | None) -> Batch:
-    """The batch with the log-probabilities that a formula needs beside the current ones."""
-    return replace(batch, old_logprobs=old, ref_logprobs=reference)
