@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from strop import __version__
+from strop import __version__, interrupts
 from strop.types import StropError, UserError
 
 os.environ.setdefault(
@@ -86,7 +86,7 @@ def eval_(target: Path, show: int, as_json: bool, flags: tuple[str, ...]) -> Non
     TARGET is a config with a table [eval.data], or a run folder, whose own config and model are used.
     """
     config = target / "config.toml" if target.is_dir() else target
-    given = {"model.path": str(target / "model")} if (target / "model").is_dir() else {}
+    given = {"model.path": str(target / "model")} if target.is_dir() else {}
     loaded = _load(config, flags, "train", given)
     from strop.observe.console import TerminalConsole
     from strop.observe.tables import print_evaluation
@@ -137,17 +137,30 @@ def _load(path: Path, flags: tuple[str, ...], command: Any, given: dict[str, Any
 
 def main() -> None:
     """The entry point: exit code 2 for what a user can mend, 1 for a guard that stopped the run, 130 for Ctrl-C."""
+    with interrupts.starting_up() as stop:
+        try:
+            code = _run()
+        except BaseException:
+            if not stop.is_set:
+                raise
+            code = 130  # what an interrupted import makes of KeyboardInterrupt is no error of its own
+        if stop.is_set or code == 130:
+            click.echo("stopped.", err=True)
+            code = 130
+    sys.exit(code)
+
+
+def _run() -> int:
     try:
         cli(standalone_mode=False)
     except click.ClickException as error:
         error.show()
-        sys.exit(2)
+        return 2
     except (KeyboardInterrupt, click.Abort):
-        click.echo("stopped.", err=True)
-        sys.exit(130)
+        return 130
     except BrokenPipeError:  # whoever read our output has gone; the run has saved what it had
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
+        return 1
     except UserError as error:
         problems = str(error).split("\n")
         click.secho(
@@ -155,10 +168,11 @@ def main() -> None:
         )
         for problem in problems if len(problems) > 1 else ():
             click.echo(f"  - {problem}", err=True)
-        sys.exit(2)
+        return 2
     except StropError as error:
         click.secho(f"stopped: {error}", fg="red", err=True)
-        sys.exit(1)
+        return 1
+    return 0
 
 
 if __name__ == "__main__":

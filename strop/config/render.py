@@ -12,6 +12,8 @@ from strop.config.root import SFTConfig, TrainConfig
 
 def to_toml(config: TrainConfig | SFTConfig) -> str:
     """The resolved config. None is written as "none", which loads as None."""
+    folder = str(config.folder)  # with {name} put in: run again, this file stands for the same run
+    config = config.model_copy(update={"run": config.run.model_copy(update={"folder": folder})})
     document = tomlkit.document()
     document.add(
         tomlkit.comment("Every option of the run, and where its value comes from. This file can be run again.")

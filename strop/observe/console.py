@@ -106,16 +106,20 @@ class TerminalConsole(QuietConsole):
 
     def step(self, step: int, num_steps: int, metrics: Mapping[str, float]) -> None:
         width = len(str(num_steps))
-        parts = [f"{label} {metrics[name]:{form}}" for label, name, form in _COLUMNS if name in metrics]
+        parts = [_cell(*column, metrics) for column in _COLUMNS if column[1] in metrics]
+        parts += [f"{label} {metrics[name]:g}" for label, name in _COUNTS if metrics.get(name, 0) > 0]
         times = " ".join(
             f"{name} {metrics[f'seconds/{name}']:.1f}s" for name in _PHASES if f"seconds/{name}" in metrics
         )
-        seen = [
-            f"{label} {metrics[name]:{form}}" for label, name, form in _COLUMNS if name in _LIVE and name in metrics
-        ]
+        seen = [_cell(*column, metrics) for column in _COLUMNS if column[1] in _LIVE and column[1] in metrics]
         self._last_line = "  ".join([f"step {step}/{num_steps}", *seen])
         self._console.print(f"step {step:>{width}}/{num_steps}  {'  '.join(parts)}  | {times}")
         super().step(step, num_steps, metrics)
+
+
+def _cell(label: str, name: str, form: str, metrics: Mapping[str, float]) -> str:
+    value = metrics[name]
+    return f"{label} {value:{form}}" if abs(value) < 1e6 else f"{label} {value:.3g}"  # 1e300 has 300 digits
 
 
 # label, metric, format: the columns of a step's line, as far as the step has them
@@ -130,6 +134,12 @@ _COLUMNS = (
     ("grad", "grad_norm", ".3f"),
     ("gap", "logprob_gap", ".0e"),
     ("tok/s", "tokens_per_second", ",.0f"),
+)
+_COUNTS = (  # shown where there are any
+    ("no-op updates", "skipped_steps"),
+    ("scorer errors", "reward/num_errors"),
+    ("left out", "reward/num_excluded"),
+    ("groups of one", "groups_of_one"),
 )
 _LIVE = ("reward", "nll", "tokens_per_second")  # beside the bar
 _PHASES = ("sample", "score", "logprobs", "train", "eval")

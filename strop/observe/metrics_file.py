@@ -10,9 +10,12 @@ from pathlib import Path
 
 def append_metrics(path: Path, metrics: Mapping[str, float]) -> None:
     """Add one line. Numbers that JSON has no word for are written as null."""
-    clean = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
     with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(clean) + "\n")
+        file.write(_line(metrics))
+
+
+def _line(metrics: Mapping[str, float]) -> str:
+    return json.dumps({name: value if math.isfinite(value) else None for name, value in metrics.items()}) + "\n"
 
 
 def read_metrics(path: Path) -> list[dict[str, float]]:
@@ -27,9 +30,8 @@ def read_metrics(path: Path) -> list[dict[str, float]]:
 
 
 def drop_metrics_after(path: Path, step: int) -> None:
-    """Keep the lines of the steps up to `step`, the last one that a checkpoint knows of."""
+    """Keep the lines of the steps up to `step`, the last one that a checkpoint knows of. The file is replaced whole."""
     if path.exists():
-        kept = [row for row in read_metrics(path) if row["step"] <= step]
-        path.write_text("", encoding="utf-8")
-        for row in kept:
-            append_metrics(path, row)
+        beside = path.with_name(f".{path.name}.new")
+        beside.write_text("".join(_line(row) for row in read_metrics(path) if row["step"] <= step), encoding="utf-8")
+        beside.replace(path)

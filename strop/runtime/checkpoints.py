@@ -1,13 +1,16 @@
-"""Checkpoints: a folder is complete or absent. Written beside, flushed, renamed."""
+"""Checkpoints: a folder is complete or absent. Written beside, flushed, renamed; each file with its checksum."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+from safetensors import SafetensorError
 
 from strop.types import UserError
 
@@ -17,30 +20,42 @@ _STATE = "run.json"
 def write_checkpoint(
     folder: Path, step: int, *, save: Callable[[Path], None], state: dict[str, Any], keep: int
 ) -> Path:
-    """Write `step_NNNNNN` and let the oldest go. `save` writes the trainer's files; `state` is the run's own."""
-    target, beside = folder / f"step_{step:06d}", folder / f".step_{step:06d}.new"
-    shutil.rmtree(beside, ignore_errors=True)
-    beside.mkdir(parents=True)
-    save(beside)
-    sizes = {path.name: path.stat().st_size for path in sorted(beside.iterdir())}
-    (beside / _STATE).write_text(json.dumps({"step": step, "files": sizes, **state}, indent=1))
-    for path in beside.iterdir():
-        _flush(path)
-    if target.exists():
-        shutil.rmtree(target)
-    beside.rename(target)
-    _flush(folder)
-    for old in sorted(folder.glob("step_*"))[:-keep]:
-        shutil.rmtree(old)
+    """Write `step_NNNNNN` and let the oldest go. `save` writes the trainer's files; `state` is the run's own.
+
+    Raises:
+        UserError: it cannot be written; those that were there are there still.
+    """
+    target, beside, old = (
+        folder / name.format(step) for name in ("step_{:06d}", ".step_{:06d}.new", ".step_{:06d}.old")
+    )
+    try:
+        shutil.rmtree(beside, ignore_errors=True)
+        beside.mkdir(parents=True)
+        save(beside)
+        for path in beside.iterdir():
+            _flush(path)
+        files = {path.name: _seen(path) for path in sorted(beside.iterdir())}
+        (beside / _STATE).write_text(json.dumps({"step": step, "files": files, **state}, indent=1))
+        _flush(beside / _STATE)
+        if target.exists():  # a damaged one, whose step was made again
+            target.rename(old)
+        beside.rename(target)
+        _flush(folder)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(beside, ignore_errors=True)
+        raise UserError(f"{target}: the checkpoint cannot be written: {error}.") from error
+    shutil.rmtree(old, ignore_errors=True)
+    _prune(folder, step, keep)
     return target
 
 
-def _flush(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+def _prune(folder: Path, step: int, keep: int) -> None:
+    """Of the checkpoints up to `step` the newest `keep` that are whole stay. A later one is damaged, or the run would
+    have gone on from it; it is replaced when its step is made again."""
+    until = [path for path in _numbered(folder) if _step_of(path) <= step]
+    whole = [path for path in until if not any(_faults(path, reads_files=False))]
+    for path in set(until) - set(whole[-keep:]):
+        shutil.rmtree(path)
 
 
 def newest_checkpoint(folder: Path, *, warn: Callable[[str], None]) -> tuple[Path, dict[str, Any]]:
@@ -49,27 +64,57 @@ def newest_checkpoint(folder: Path, *, warn: Callable[[str], None]) -> tuple[Pat
     Raises:
         UserError: there is none.
     """
-    for path in sorted(folder.glob("step_*"), reverse=True):
-        faults = list(_faults(path))
-        if not faults:
+    for old in folder.glob(".step_*.old"):  # stopped between the two renames
+        target = folder / old.name[1:].removesuffix(".old")
+        shutil.rmtree(old) if target.exists() else old.rename(target)
+    for path in reversed(_numbered(folder)):
+        fault = next(_faults(path, reads_files=True), None)
+        if fault is None:
             return path, json.loads((path / _STATE).read_text())
-        warn(f"checkpoint {path.name} is passed over: {faults[0]}.")
+        warn(f"checkpoint {path.name} is passed over: {fault}.")
     raise UserError(f"{folder}: there is no complete checkpoint to resume from.")
 
 
-def _faults(path: Path) -> Iterator[str]:
+def _numbered(folder: Path) -> list[Path]:
+    """Checkpoint folders, oldest first."""
+    return sorted((path for path in folder.glob("step_*") if path.name[5:].isdigit()), key=_step_of)
+
+
+def _step_of(path: Path) -> int:
+    return int(path.name.removeprefix("step_"))
+
+
+def _faults(path: Path, *, reads_files: bool) -> Iterator[str]:
     try:
         state = json.loads((path / _STATE).read_text())
-        files, _ = state["files"], state["cursor"]
+        files, _ = (
+            dict(state["files"]),
+            [state[name] for name in ("cursor", "objective", "prompts", "config", "num_steps")],
+        )
     except FileNotFoundError:
         yield f"{_STATE} is missing"
         return
-    except (ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         yield f"{_STATE} is broken ({type(error).__name__}: {error})"
         return
-    for name, size in files.items():
+    for name, written in files.items():
         file = path / name
-        if not file.exists():
+        if not file.is_file():
             yield f"{name} is missing"
-        elif file.stat().st_size != size:
-            yield f"{name} has {file.stat().st_size} bytes, not {size}"
+        elif file.stat().st_size != written["bytes"]:
+            yield f"{name} has {file.stat().st_size} bytes, not {written['bytes']}"
+        elif reads_files and _seen(file) != written:
+            yield f"{name} is not what was written: its checksum differs"
+
+
+def _seen(path: Path) -> dict[str, Any]:
+    with path.open("rb") as file:
+        return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+
+
+def _flush(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+from strop import interrupts
 from strop.config import TrainConfig
-from strop.data import load_prompts
 from strop.observe.console import Console, QuietConsole
 from strop.rewards import make_scorer
 from strop.runtime.evaluation import Evaluation, answer_all
 from strop.runtime.models import load_model, set_threads
-from strop.runtime.session import decoder, make_engine
+from strop.runtime.run_folder import RunFolder
+from strop.runtime.session import decoder, load_held_out, make_engine
 from strop.runtime.train import run_async
 from strop.types import ConfigError
 
@@ -19,12 +25,17 @@ def evaluate(config: TrainConfig, *, console: Console | None = None) -> Evaluati
     Raises:
         UserError: something a user can mend.
     """
+    console = console or QuietConsole()
     if config.eval.data is None:
         raise ConfigError("eval.data must be given to evaluate. Add a table [eval.data] with kind and path.")
+    model = Path(config.model.path)
+    if model.name == "model" and RunFolder(model.parent).config.exists():
+        RunFolder(model.parent).check_model()
     scorer = make_scorer(config.reward)
     set_threads(config.trainer.num_threads)
     loaded = load_model(config.model)
-    prompts = load_prompts(config.eval.data, loaded.tokenizer).prompts
+    prompts = load_held_out(config, loaded, console)
+    interrupts.check()
     work = answer_all(
         make_engine(config, loaded),
         prompts,
@@ -35,6 +46,15 @@ def evaluate(config: TrainConfig, *, console: Console | None = None) -> Evaluati
         seed=config.seed,
         step=0,
         decode=decoder(loaded),
-        console=console or QuietConsole(),
+        console=console,
     )
-    return run_async(work)
+    return run_async(_interruptible(work))
+
+
+async def _interruptible(work: Coroutine[Any, Any, Evaluation]) -> Evaluation:
+    """Ctrl-C and SIGTERM end it at once: there is nothing to save."""
+    with interrupts.cancelling():
+        try:
+            return await work
+        except asyncio.CancelledError:
+            raise KeyboardInterrupt from None

@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from strop import interrupts
 from strop.config import EvalOptions
 from strop.observe.console import Console
 from strop.rewards import Scorer
@@ -81,7 +82,8 @@ async def answer_all(
 
         for name, (sampling, count) in ways.items():
             groups = await asyncio.gather(*(answer(prompt, sampling, count) for prompt in prompts))
-            rollouts = scorer([r for group in groups for r in group]).rollouts
+            with interrupts.interruptible():
+                rollouts = scorer([r for group in groups for r in group]).rollouts
             scores[name] = _score(rollouts)
             everything += rollouts
     return Evaluation(step, scores, tuple(everything))

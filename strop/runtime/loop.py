@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 
 import torch
 
+from strop import interrupts
 from strop.algorithms import ScoredTokens
+from strop.config.advantage import NEEDS_GROUP
 from strop.data import Batch, build_batch
 from strop.observe.metrics_file import append_metrics
 from strop.observe.rollout_file import write_rollouts
@@ -79,9 +82,26 @@ async def sample(session: Session, prompts: Sequence[Prompt]) -> list[Group]:
 def score(session: Session, groups: Sequence[Group]) -> tuple[list[Rollout], StepMetrics]:
     """Rewards for all rollouts of the step, and what they say as metrics."""
     rollouts = [rollout for group in groups for rollout in group.rollouts]
-    with session.console.phase("score", len(rollouts)):
+    with session.console.phase("score", len(rollouts)), interrupts.interruptible():
         scored = session.scorer(rollouts)
-    return list(scored.rollouts), {**scored.metrics, **_rollout_metrics(scored.rollouts)}
+    metrics = {**scored.metrics, **_rollout_metrics(scored.rollouts)}
+    if session.config.rollout.group_size > 1:
+        metrics["groups_of_one"] = _groups_of_one(session, scored.rollouts)
+    return list(scored.rollouts), metrics
+
+
+def _groups_of_one(session: Session, rollouts: Sequence[Rollout]) -> Metric:
+    """How many groups are left with one scored rollout; said once where that makes its advantage 0."""
+    sizes = Counter(r.group_id for r in rollouts if r.reward is not None)
+    alone = sum(size == 1 for size in sizes.values())
+    kind = session.config.algorithm.advantage.kind
+    if alone and kind in NEEDS_GROUP and not session.has_told_of_group_of_one:
+        session.has_told_of_group_of_one = True
+        session.console.warn(
+            f"{alone} of {len(sizes)} groups have one scored rollout left: with algorithm.advantage.kind = {kind} its "
+            "advantage is 0. The metric groups_of_one counts them from here on."
+        )
+    return Metric("sum", alone)
 
 
 def _rollout_metrics(rollouts: Sequence[Rollout]) -> StepMetrics:
@@ -198,7 +218,8 @@ def _split(batch: Batch, step: int, prompts_per_step: int, updates: int) -> list
 def record(session: Session, rollouts: Sequence[Rollout], metrics: StepMetrics) -> None:
     """One line of numbers for the step, on the console and in the run folder."""
     seconds = session.console.phase_seconds
-    flat = {"step": session.step, **{name: metric.value for name, metric in sorted(metrics.items())}}
+    measured = {name: metric.value for name, metric in sorted(metrics.items()) if metric.count}
+    flat = {"step": session.step, **measured}
     flat |= {f"seconds/{name}": value for name, value in seconds.items()}
     num_tokens = sum(r.num_response_tokens for r in rollouts)
     flat["tokens_per_second"] = num_tokens / max(

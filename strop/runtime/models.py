@@ -91,6 +91,11 @@ def _stop_token_ids(model: Any, tokenizer: Any, path: str) -> frozenset[int]:
     return frozenset(ids)
 
 
+def has_finite_weights(model: Any) -> bool:
+    """False for a model that must not replace a good one."""
+    return all(bool(torch.isfinite(p).all()) for p in model.parameters())
+
+
 def check_length(model: Any, name: str, num_tokens: int, *, option: str = "", max_response_tokens: int = 0) -> None:
     """Refuse a sequence that the model has no positions for, before a run stops in the middle because of it.
 

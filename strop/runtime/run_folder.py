@@ -8,9 +8,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
+
 from strop.types import UserError
 
 _REPLACED = ("config.toml", "objective.txt", "metrics.jsonl", "rollouts", "checkpoints", "report.html")
+_OF_EARLIER_RUN = ".of_earlier_run"  # a file in model/
 
 
 class RunFolder:
@@ -25,62 +28,63 @@ class RunFolder:
         self.checkpoints = path / "checkpoints"
         self.model = path / "model"
         self.report = path / "report.html"
-        self._made: list[Path] = []  # folders that were not there, deepest first
 
     def holds_run(self) -> bool:
-        return self.metrics.exists() or self.model.exists() or self.checkpoints.exists()
+        return any((self.path / name).exists() for name in (*_REPLACED, "model"))
 
     @contextmanager
-    def starting(self, *, overwrite: bool, resume: bool = False) -> Iterator[None]:
-        """Around all that can fail before a run begins: the folder is checked first, an earlier run leaves it last, and of
-        a run that never began nothing stays.
+    def held(self, *, overwrite: bool = False, resume: bool = False) -> Iterator[None]:
+        """Around a whole run: the folder can be written, holds no other run, and nobody else writes to it meanwhile. Of a
+        run that wrote nothing, nothing stays.
 
         Raises:
-            UserError: as `_prepare`.
+            UserError: it cannot be written, another process writes to it, or it holds a run and neither `overwrite` nor
+                `resume` is asked for.
         """
-        self._prepare(overwrite=overwrite, resume=resume)
-        try:
-            yield
-            if overwrite and not resume:
-                self._clear()
-        except BaseException:
-            self._remove_if_empty()
-            raise
-
-    def _prepare(self, *, overwrite: bool, resume: bool) -> None:
-        """Make the folder and see that it can be written; refuse one that holds a run already.
-
-        Raises:
-            UserError: it cannot be written, or holds a run and neither `overwrite` nor `resume` is asked for.
-        """
-        self._made = [p for p in (self.path, *self.path.parents) if not p.exists()]
+        made = [p for p in (self.path, *self.path.parents) if not p.exists()]
+        lock = FileLock(self.path / ".lock")
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            probe = self.path / ".writable"
-            probe.write_bytes(b"")
-            probe.unlink()
+            lock.acquire(timeout=0)
+        except Timeout:
+            raise UserError(
+                f"run.folder = {str(self.path)!r} is being written by a run that is still going on. "
+                "Wait for its end, or name another folder."
+            ) from None
         except OSError as error:
             raise UserError(
                 f"run.folder must be a folder that can be written, got {str(self.path)!r}: {error.strerror}."
             ) from None
-        if self.holds_run() and not (resume or overwrite):
-            raise UserError(
-                f"run.folder = {str(self.path)!r} holds a run already. Go on with --resume, replace it with "
-                "--run.overwrite, or name another folder."
-            )
+        try:
+            if self.holds_run() and not (resume or overwrite):
+                raise UserError(
+                    f"run.folder = {str(self.path)!r} holds a run already. Go on with --resume, replace it with "
+                    "--run.overwrite, or name another folder."
+                )
+            yield
+        finally:
+            Path(lock.lock_file).unlink(missing_ok=True)
+            lock.release()
+            for path in made:  # deepest first
+                if path.is_dir() and not any(path.iterdir()):
+                    path.rmdir()
 
-    def _clear(self) -> None:
-        """Remove what an earlier run left, once the new one can begin. Its model stays until the new one is written: the
-        new run may have started from it."""
+    def clear(self) -> None:
+        """Remove what an earlier run left, once the new one can begin. Its model stays, marked, until the new one is
+        written: the new run may have started from it."""
         for name in _REPLACED:
             target = self.path / name
             shutil.rmtree(target) if target.is_dir() else target.unlink(missing_ok=True)
+        if self.model.is_dir():
+            (self.model / _OF_EARLIER_RUN).touch()
 
-    def _remove_if_empty(self) -> None:
-        """Leave nothing behind of a run that never began."""
-        for path in self._made:
-            if path.is_dir() and not any(path.iterdir()):
-                path.rmdir()
+    def check_model(self) -> None:
+        """Raises UserError where `model/` is missing or is that of an earlier run."""
+        if not self.model.is_dir() or (self.model / _OF_EARLIER_RUN).exists():
+            raise UserError(
+                f"{self.path} holds no model of its run: it goes on still, or was killed before it could write one. "
+                "strop train CONFIG --resume goes on from its newest checkpoint and writes it."
+            )
 
     def write_model(self, model: Any, tokenizer: Any) -> None:
         """A Hugging Face folder, complete or absent: written beside and renamed."""

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from strop.algorithms import PolicyObjective
-from strop.config import TrainConfig, to_toml
+from strop.config import DataOptions, TrainConfig, to_toml
 from strop.data import PromptCursor, load_prompts
 from strop.engines import TorchEngine
 from strop.observe.console import Console
@@ -37,7 +37,9 @@ class Session:
     trainer: TorchTrainer
     decode: Decode
     step: int = 0
+    saved_step: int = -1  # that the newest checkpoint holds
     is_within_step: bool = False  # between the first and the last update of a batch: no state to resume from
+    has_told_of_group_of_one: bool = False
     cursor_state: dict[str, Any] = field(default_factory=dict)  # where the data stood when `step` was done
     history: list[dict[str, float]] = field(default_factory=list)
     evaluations: list[Evaluation] = field(default_factory=list)
@@ -48,17 +50,10 @@ def open_session(config: TrainConfig, console: Console, folder: RunFolder) -> Se
     scorer = make_scorer(config.reward)
     set_threads(config.trainer.num_threads)
     loaded = load_model(config.model)
-    prompts = load_prompts(config.data, loaded.tokenizer)
-    held_out = load_prompts(config.eval.data, loaded.tokenizer) if config.eval.data is not None else None
-    for name, source in (("data", prompts), ("eval.data", held_out)):
-        if source is not None and source.num_skipped:
-            console.warn(f"{name}: {source.num_skipped} broken lines were left out, as skip_bad_lines asks.")
-    _check_lengths(loaded, prompts.prompts, "rollout", config.rollout.max_response_tokens)
-    if held_out is not None:
-        own = config.eval.max_response_tokens
-        limit = ("rollout", config.rollout.max_response_tokens) if own is None else ("eval", own)
-        _check_lengths(loaded, held_out.prompts, *limit)
-    cursor = PromptCursor(len(prompts.prompts), seed=config.seed, shuffle=config.data.shuffle)
+    prompts = _load("data", config.data, loaded, console)
+    _check_lengths(loaded, prompts, "rollout", config.rollout.max_response_tokens)
+    held_out = load_held_out(config, loaded, console)
+    cursor = PromptCursor(len(prompts), seed=config.seed, shuffle=config.data.shuffle)
     objective = PolicyObjective(
         config.algorithm,
         temperature=config.rollout.temperature,
@@ -69,8 +64,8 @@ def open_session(config: TrainConfig, console: Console, folder: RunFolder) -> Se
         console=console,
         folder=folder,
         loaded=loaded,
-        prompts=prompts.prompts,
-        eval_prompts=held_out.prompts if held_out is not None else (),
+        prompts=prompts,
+        eval_prompts=held_out,
         cursor=cursor,
         scorer=scorer,
         objective=objective,
@@ -85,6 +80,24 @@ def open_session(config: TrainConfig, console: Console, folder: RunFolder) -> Se
         decode=decoder(loaded),
         cursor_state=cursor.state(),
     )
+
+
+def load_held_out(config: TrainConfig, loaded: LoadedModel, console: Console) -> tuple[Prompt, ...]:
+    """The prompts of `eval.data`, each short enough to be answered; none without that table."""
+    if config.eval.data is None:
+        return ()
+    prompts = _load("eval.data", config.eval.data, loaded, console)
+    own = config.eval.max_response_tokens
+    limit = ("rollout", config.rollout.max_response_tokens) if own is None else ("eval", own)
+    _check_lengths(loaded, prompts, *limit)
+    return prompts
+
+
+def _load(table: str, options: DataOptions, loaded: LoadedModel, console: Console) -> tuple[Prompt, ...]:
+    found = load_prompts(options, loaded.tokenizer)
+    if found.num_skipped:
+        console.warn(f"{table}: {found.num_skipped} broken lines were left out, as skip_bad_lines asks.")
+    return found.prompts
 
 
 def make_engine(config: TrainConfig, loaded: LoadedModel) -> TorchEngine:

@@ -7,19 +7,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from strop import ops
+from strop import interrupts, ops
 from strop.algorithms import LikelihoodObjective
 from strop.config import SFTConfig, to_toml
 from strop.data import Demonstration, PromptCursor, demonstration_batch, load_demonstrations
 from strop.observe.console import Console, QuietConsole
 from strop.observe.metrics_file import append_metrics
 from strop.observe.report import write_report
-from strop.runtime.interrupts import StopFlag, stop_flag
-from strop.runtime.models import LoadedModel, check_length, load_model, set_threads
+from strop.runtime.models import LoadedModel, check_length, has_finite_weights, load_model, set_threads
 from strop.runtime.run_folder import RunFolder
 from strop.trainers import TorchTrainer
 
 _LINES = 20  # printed over a run
+_OBJECTIVE = "minimise  -(mean over the step's response tokens of logprobs_t)\n"
 
 
 @dataclass(frozen=True)
@@ -41,26 +41,40 @@ def sft(config: SFTConfig, *, console: Console | None = None) -> SFTResult:
     """
     console = console or QuietConsole()
     folder = RunFolder(config.folder)
-    with folder.starting(overwrite=config.run.overwrite):
-        set_threads(config.trainer.num_threads)
-        loaded = load_model(config.model)
-        found = load_demonstrations(config.data, loaded.tokenizer)
-        longest = max(found.demonstrations, key=lambda d: len(d.tokens))
-        check_length(loaded.model, f"demonstration row {longest.row}", len(longest.tokens))
+    with folder.held(overwrite=config.run.overwrite):
+        loaded, demonstrations = _open(config, console)
+        interrupts.check()
+        if config.run.overwrite:
+            folder.clear()
+        history: list[dict[str, float]] = []
+        with interrupts.stop_flag() as stop:
+            try:
+                folder.config.write_text(to_toml(config), encoding="utf-8")
+                folder.objective.write_text(_OBJECTIVE, encoding="utf-8")
+                _steps(config, loaded, demonstrations, console, folder, history, stop)
+            finally:
+                what = f"model: {folder.model}"
+                if has_finite_weights(loaded.model):
+                    folder.write_model(loaded.model, loaded.tokenizer)
+                else:
+                    what = "no model was written: its weights are not finite"
+                write_report(
+                    folder.report, title=folder.path.name, metrics=history, objective=_OBJECTIVE, rollouts=None
+                )
+        console.note(f"{what}    report: {folder.report}")
+    return SFTResult(folder.path, folder.model, history, stop.is_set)
+
+
+def _open(config: SFTConfig, console: Console) -> tuple[LoadedModel, Sequence[Demonstration]]:
+    """Model and demonstrations, checked against one another."""
+    set_threads(config.trainer.num_threads)
+    loaded = load_model(config.model)
+    found = load_demonstrations(config.data, loaded.tokenizer)
+    longest = max(found.demonstrations, key=lambda d: len(d.tokens))
+    check_length(loaded.model, f"demonstration row {longest.row}", len(longest.tokens))
     if found.num_skipped:
         console.warn(f"data: {found.num_skipped} broken lines were left out, as skip_bad_lines asks.")
-    folder.config.write_text(to_toml(config), encoding="utf-8")
-    folder.objective.write_text("minimise  -(mean over the step's response tokens of logprobs_t)\n", encoding="utf-8")
-    history: list[dict[str, float]] = []
-    try:
-        with stop_flag() as stop:
-            _steps(config, loaded, found.demonstrations, console, folder, history, stop)
-    finally:
-        folder.write_model(loaded.model, loaded.tokenizer)
-        objective = folder.objective.read_text(encoding="utf-8")
-        write_report(folder.report, title=folder.path.name, metrics=history, objective=objective, rollouts=None)
-    console.note(f"model: {folder.model}    report: {folder.report}")
-    return SFTResult(folder.path, folder.model, history, stop.is_set)
+    return loaded, found.demonstrations
 
 
 def _steps(
@@ -70,7 +84,7 @@ def _steps(
     console: Console,
     folder: RunFolder,
     history: list[dict[str, float]],
-    stop: StopFlag,
+    stop: interrupts.StopFlag,
 ) -> None:
     trainer = TorchTrainer(loaded.model, config.trainer, total_steps=config.num_optimizer_steps)
     cursor = PromptCursor(len(demonstrations), seed=config.seed, shuffle=config.data.shuffle)

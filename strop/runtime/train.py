@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 import threading
-from collections.abc import Coroutine, Iterator
-from contextlib import contextmanager
+from collections.abc import Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from strop import interrupts
 from strop.algorithms import objective_formula
 from strop.config import TrainConfig
 from strop.config.tree import walk
@@ -18,6 +17,7 @@ from strop.observe.console import Console, QuietConsole
 from strop.observe.report import write_report
 from strop.runtime.evaluation import Evaluation
 from strop.runtime.loop import train_steps
+from strop.runtime.models import has_finite_weights
 from strop.runtime.resume import restore, save_checkpoint
 from strop.runtime.run_folder import RunFolder
 from strop.runtime.session import Session, open_session, write_start
@@ -56,60 +56,52 @@ def train(config: TrainConfig, *, resume: bool = False, console: Console | None 
         for warning in table.warnings():
             console.warn(warning)
     folder = RunFolder(config.folder)
-    with folder.starting(overwrite=config.run.overwrite, resume=resume):
+    with folder.held(overwrite=config.run.overwrite, resume=resume):
         session = open_session(config, console, folder)
         if resume:
             restore(session)
-    formula = objective_formula(config)
-    write_start(session, formula)
-    console.note(formula)
-    console.note(f"first prompt as the model reads it: {session.prompts[0].text!r}")
-    interrupted = run_async(_run(session))
+        interrupts.check()
+        if config.run.overwrite and not resume:
+            folder.clear()
+        interrupted = run_async(_run(session))
     return TrainResult(folder.path, folder.model, session.history, session.evaluations, interrupted)
 
 
 async def _run(session: Session) -> bool:
-    """The loop, with the model and the report written however it ends. True if it was interrupted."""
-    interrupted = False
-    try:
-        with _cancel_on_sigterm():
+    """The loop, with the model and the report written however it ends. True if somebody asked it to stop."""
+    with interrupts.cancelling() as stop:
+        try:
+            formula = objective_formula(session.config)
+            write_start(session, formula)
+            session.console.note(formula)
+            session.console.note(f"first prompt as the model reads it: {session.prompts[0].text!r}")
             await train_steps(session)
-    except asyncio.CancelledError:
-        interrupted = True
-        session.console.warn(f"interrupted after step {session.step}; saving.")
-    finally:
-        await session.engine.close()
-        _finish(session)
-    return interrupted
+        except asyncio.CancelledError:
+            stop.is_set = True  # also where a notebook's stop button cancelled it
+            session.console.warn(f"interrupted after step {session.step}; saving.")
+        finally:
+            await session.engine.close()
+            _finish(session)
+        return stop.is_set
 
 
 def _finish(session: Session) -> None:
-    if session.config.run.checkpoint_every_steps and not session.is_within_step:
-        save_checkpoint(session)
-    session.folder.write_model(session.loaded.model, session.loaded.tokenizer)
+    folder, config = session.folder, session.config
+    if has_finite_weights(session.loaded.model):
+        if config.run.checkpoint_every_steps and not session.is_within_step and session.saved_step != session.step:
+            save_checkpoint(session)
+        folder.write_model(session.loaded.model, session.loaded.tokenizer)
+        what = f"model: {folder.model}"
+    else:
+        what = f"no model was written: the weights are not finite after step {session.step}"
     write_report(
-        session.folder.report,
-        title=session.folder.path.name,
+        folder.report,
+        title=folder.path.name,
         metrics=session.history,
-        objective=session.folder.objective.read_text(encoding="utf-8"),
-        rollouts=session.folder.rollouts,
+        objective=folder.objective.read_text(encoding="utf-8"),
+        rollouts=folder.rollouts,
     )
-    session.console.note(f"model: {session.folder.model}    report: {session.folder.report}")
-
-
-@contextmanager
-def _cancel_on_sigterm() -> Iterator[None]:
-    """SIGTERM ends a run as Ctrl-C does, where this is the main thread."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    loop, task = asyncio.get_running_loop(), asyncio.current_task()
-    assert task is not None
-    loop.add_signal_handler(signal.SIGTERM, task.cancel)
-    try:
-        yield
-    finally:
-        loop.remove_signal_handler(signal.SIGTERM)
+    session.console.note(f"{what}    report: {folder.report}")
 
 
 def run_async(work: Coroutine[Any, Any, T]) -> T:

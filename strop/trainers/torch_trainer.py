@@ -49,7 +49,6 @@ class TorchTrainer:
         if options.layout == "packed":
             self._policy.check_packing()
         self._reference = TokenScorer(copy.deepcopy(model).requires_grad_(False)) if keeps_reference else None
-        self._has_moved_reference = False
         self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self._optimizer = torch.optim.AdamW(
             self._parameter_groups(), lr=options.lr, betas=(options.beta1, options.beta2), eps=options.adam_eps
@@ -176,7 +175,6 @@ class TorchTrainer:
         assert self._reference is not None, "made with keeps_reference=True"
         for kept, now in zip(self._reference.model.parameters(), self.model.parameters(), strict=True):
             kept.copy_(now)
-        self._has_moved_reference = True
 
     def copy_weights(self) -> dict[str, Tensor]:
         """A copy of the trained parameters, in host memory."""
@@ -189,17 +187,17 @@ class TorchTrainer:
             parameter.copy_(weights[name])
 
     def save(self, folder: Path) -> None:
-        """Write weights, moments and the step count: safetensors and JSON."""
+        """Write weights, moments, the step count and the reference: safetensors and JSON. The reference is written too,
+        because the folder it was loaded from may hold another model by the time it is wanted."""
         state.save(folder, self._parameters, self._optimizer, num_steps=self.num_steps)
-        if self._has_moved_reference and self._reference is not None:
+        if self._reference is not None:
             state.save_weights(folder / "reference.safetensors", dict(self._reference.model.named_parameters()))
 
     def load(self, folder: Path) -> None:
         """Read what `save` wrote into this model and optimizer."""
         self.num_steps = state.load(folder, self._parameters, self._optimizer)
-        if self._reference is not None and (folder / "reference.safetensors").exists():
+        if self._reference is not None:
             state.load_weights(folder / "reference.safetensors", dict(self._reference.model.named_parameters()))
-            self._has_moved_reference = True
 
 
 def _trainable(part: Batch, logprobs: Tensor, entropy: Tensor | None) -> TrainableTokens:

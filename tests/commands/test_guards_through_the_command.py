@@ -116,6 +116,32 @@ def test_unequal_rewards_are_not_counted_as_equal(trained):
         assert row["equal_reward_groups"] == sum(len(rewards) == 1 for rewards in groups.values()) / 4
 
 
+def test_groups_that_exclusions_leave_with_one_rollout_are_said_once_and_counted(trained, tmp_path):
+    """Case 9."""
+    (tmp_path / "first.py").write_text("def score(rollout):\n    return 1.0 if rollout.sample == 0 else None\n")
+    done, run = trained("--reward.function", f"{tmp_path}/first.py:score")
+    assert done.code == 0, done.err
+    assert [row["groups_of_one"] for row in metrics(run)] == [4.0] * 3
+    assert done.out.count("warning: 4 of 4 groups have one scored rollout left") == 1
+
+
+def test_one_sample_per_prompt_that_is_asked_for_is_no_group_of_one(trained):
+    done, run = trained("--group-size", "1", "--algorithm.advantage.kind", "reinforce_plus_plus")
+    assert done.code == 0, done.err
+    assert [row for row in metrics(run) if "groups_of_one" in row] == []
+
+
+def test_weights_that_the_last_update_ruined_do_not_replace_a_good_model(small, trained):
+    """At a learning rate of 3e38 some weights end infinite in float32; the run has no further step that would notice."""
+    flags = ("--num-steps", "1", "--updates-per-batch", "1", "--checkpoint-every-steps", "1")
+    done, run = trained("--lr", "3e38", "--weight-decay", "1", "--beta1", "0", *flags)
+    assert done.code == 1, done
+    assert "stopped: the weights are not finite after step 1" in done.err
+    assert "no model was written" in done.out
+    assert not (run / "model").exists()
+    assert not (run / "checkpoints").exists()
+
+
 def test_a_run_in_which_no_rollout_has_a_score_makes_no_step(small, trained, tmp_path):
     (tmp_path / "silent.py").write_text("def score(rollout):\n    return None\n")
     done, run = trained("--reward.function", f"{tmp_path}/silent.py:score")
@@ -123,4 +149,6 @@ def test_a_run_in_which_no_rollout_has_a_score_makes_no_step(small, trained, tmp
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [row["skipped_steps"] for row in rows] == [2.0] * 3
     assert [row["reward/num_excluded"] for row in rows] == [16] * 3
+    assert [name for name in rows[0] if name in ("reward", "equal_reward_groups", "loss")] == []  # not 0: not measured
+    assert [line for line in done.out.splitlines() if "no-op updates 2" in line and "left out 16" in line] != []
     assert same_weights(run / "model", small.start)

@@ -4,6 +4,8 @@ import os
 import re
 import signal
 import subprocess
+import sys
+import time
 
 import pytest
 from commands.small_runs import ENVIRONMENT, Done, command_line, metrics, read_lines, same_weights, small_once, strop
@@ -75,6 +77,70 @@ def test_an_interrupted_sft_exits_with_130_and_saves_the_model_after_its_last_st
     assert [row["step"] for row in read_lines(tmp_path / "run/metrics.jsonl")] == list(range(1, steps + 1))
     assert strop("sft", small.sft, "--num-steps", steps, "--run.folder", tmp_path / "again").code == 0
     assert same_weights(tmp_path / "run/model", tmp_path / "again/model")
+
+
+# ---- before the first step ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("delay", [0.02, 0.2, 0.4, 0.8, 1.6, 2.4])
+def test_whenever_it_is_interrupted_while_it_starts_the_code_is_130_and_there_is_no_half_made_run(
+    small, tmp_path, delay
+):
+    arguments = ["strop", "train", str(small.train), "--num-steps", "1000", "--run.folder", str(tmp_path / "run")]
+    program = f"import sys, strop.cli; sys.argv = {arguments}; print('ready', flush=True); strop.cli.main()"
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    process = subprocess.Popen([sys.executable, "-c", program], cwd=tmp_path, env=ENVIRONMENT, text=True, **pipes)
+    try:
+        assert process.stdout.readline() == "ready\n"
+        time.sleep(delay)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 130, err
+    assert "Traceback" not in err
+    assert not (tmp_path / "run").exists() or (tmp_path / "run/model/model.safetensors").exists()
+
+
+@pytest.mark.parametrize("then", ["pass", "raise ImportError('half imported')"])
+def test_an_interrupt_that_an_import_swallows_is_remembered(small, tmp_path, then):
+    (tmp_path / "mine.py").write_text(
+        "import os, signal\n"
+        "try:\n    os.kill(os.getpid(), signal.SIGINT)\n"
+        f"except KeyboardInterrupt:\n    {then}\n"
+        "def score(rollout):\n    return 1.0\n"
+    )
+    done = strop(
+        "train", small.train, "--reward.function", f"{tmp_path}/mine.py:score", "--run.folder", tmp_path / "run"
+    )
+    assert done.code == 130, done
+    assert not (tmp_path / "run").exists()
+
+
+# ---- while a slow scorer works --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl_c", "sigterm"])
+def test_a_scorer_that_takes_long_does_not_keep_a_run_from_stopping(small, tmp_path, number):
+    (tmp_path / "judge.py").write_text(
+        "import time\ndef score(rollout):\n    print('judging', flush=True)\n    time.sleep(300)\n    return 1.0\n"
+    )
+    flags = ("--reward.function", f"{tmp_path}/judge.py:score", "--run.folder", tmp_path / "run")
+    done = interrupted(number, "train", small.train, *flags, cwd=tmp_path, after="judging")
+    assert done.code == 130, done
+    assert steps_of(done) == 0
+    assert same_weights(tmp_path / "run/model", small.start)
+
+
+def test_a_scorer_that_takes_long_does_not_keep_an_evaluation_from_stopping(small, tmp_path):
+    (tmp_path / "judge.py").write_text(
+        "import time\ndef score(rollout):\n    print('judging', flush=True)\n    time.sleep(300)\n    return 1.0\n"
+    )
+    flags = (*small.eval_flags, "--reward.function", f"{tmp_path}/judge.py:score")
+    done = interrupted(signal.SIGINT, "eval", small.train, *flags, cwd=tmp_path, after="judging")
+    assert done.code == 130, done
+    assert "Traceback" not in done.err
 
 
 # ---- at moments of our choice, in this process ----------------------------------------------------------------------

@@ -174,10 +174,12 @@ def test_a_resolved_config_loads_again_and_is_equal(name):
     config = RESOLVED[name]()
     text = to_toml(config)
     again = make_config(type(config), tomllib.loads(text), {}, file="config.toml")
-    assert again.model_dump() == config.model_dump()
+    expected = config.model_dump()
+    expected["run"]["folder"] = str(config.folder)  # {name} is put in: the file is called config.toml and is that run's
+    assert again.model_dump() == expected
     assert type(again.run) is type(config.run)
     third = make_config(type(config), tomllib.loads(to_toml(again)), {}, file="config.toml")
-    assert third.model_dump() == config.model_dump()
+    assert third.model_dump() == expected
 
 
 @pytest.mark.parametrize("name", RESOLVED)

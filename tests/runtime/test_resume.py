@@ -1,5 +1,6 @@
 """A run that stops goes on as if it had not: bit for bit, from the newest checkpoint that is whole."""
 
+import errno
 import json
 import shutil
 import signal
@@ -7,6 +8,9 @@ import subprocess
 
 import pytest
 from commands.small_runs import ENVIRONMENT, command_line, metrics, read_lines, same_weights, small_once, strop
+
+from strop.runtime.checkpoints import newest_checkpoint, write_checkpoint
+from strop.types import UserError
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +98,7 @@ def test_a_killed_process_resumes_as_if_it_had_not_been_killed(small, tmp_path):
             p.kill()
     assert p.returncode == -signal.SIGKILL
     assert not (run / "model").exists()
-    done = strop("train", small.train, *flags, "--run.folder", run, "--resume")
+    done = strop("train", small.train, *slow, *flags, "--resume")
     assert done.code == 0, done.err
     assert "resumed from" in done.out
     assert strop("train", small.train, *flags, "--run.folder", tmp_path / "whole").code == 0
@@ -133,9 +137,17 @@ def _half_written_state(checkpoint):
     (checkpoint / "run.json").write_text(text[: len(text) // 2])
 
 
+def _one_bit_of_weights(checkpoint):
+    file = checkpoint / "weights.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-5] ^= 1
+    file.write_bytes(content)
+
+
 @pytest.mark.parametrize(
     "damage, reason",
     [
+        (_one_bit_of_weights, "weights.safetensors is not what was written"),
         (_truncated_weights, "weights.safetensors has"),
         (_without("optimizer.safetensors"), "optimizer.safetensors is missing"),
         (_without("trainer.json"), "trainer.json is missing"),
@@ -169,6 +181,43 @@ def test_a_checkpoint_that_was_being_written_is_no_checkpoint(small, whole, stop
     assert not (run / "checkpoints/.step_000003.new").exists()  # step 3 was written again over the leftover
 
 
+def test_after_passing_over_a_damaged_checkpoint_the_good_ones_stay_until_there_are_enough(small, stopped):
+    """The damaged one has the higher number: it must not be counted, and what is written must not be let go for it."""
+    run = stopped(3)
+    shutil.rmtree(run / "checkpoints/step_000001")
+    _truncated_weights(run / "checkpoints/step_000003")
+    (run / "checkpoints/step_000003").rename(run / "checkpoints/step_000009")
+    flags = (*FLAGS[2:4], *FLAGS[6:], "--keep-checkpoints", "1", "--num-steps", "3")
+    done = strop("train", small.train, *flags, "--run.folder", run, "--resume")
+    assert done.code == 0, done.err
+    assert sorted(p.name for p in (run / "checkpoints").iterdir()) == ["step_000003", "step_000009"]
+    again = strop("train", small.train, *flags, "--run.folder", run, "--resume")
+    assert "resumed from" in again.out, again.err
+    assert "step_000003 after step 3" in again.out
+
+
+def test_a_write_stopped_between_its_two_renames_leaves_the_earlier_checkpoint(small, whole, stopped):
+    run = stopped(3)
+    (run / "checkpoints/step_000003").rename(run / "checkpoints/.step_000003.old")
+    assert f"resumed from {run}/checkpoints/step_000003" in resume(small, run).out
+    assert same_weights(run / "model", whole / "model")
+    assert not list((run / "checkpoints").glob(".*"))
+
+
+def test_a_checkpoint_that_cannot_be_written_stops_the_run_and_leaves_the_ones_before_it(tmp_path):
+    state = {"cursor": {}, "objective": {}, "prompts": "", "config": {}, "num_steps": 9}
+    write_checkpoint(tmp_path, 1, save=lambda f: (f / "a").write_text("one"), state=state, keep=1)
+
+    def full(folder):
+        (folder / "a").write_text("tw")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(UserError, match=r"step_000002: the checkpoint cannot be written: .*No space left"):
+        write_checkpoint(tmp_path, 2, save=full, state=state, keep=1)
+    assert [p.name for p in tmp_path.iterdir()] == ["step_000001"]
+    assert newest_checkpoint(tmp_path, warn=pytest.fail)[0].name == "step_000001"
+
+
 # ---- what cannot be resumed -----------------------------------------------------------------------------------------
 
 
@@ -182,18 +231,58 @@ def test_resuming_where_there_is_no_checkpoint_is_refused_and_leaves_nothing(sma
 @pytest.mark.parametrize(
     "flags, says",
     [
-        (("--data.max_prompts", "32"), ["64", "32"]),
-        (("--seed", "5"), ["seed"]),
-        (("--data.shuffle", "false"), ["shuffle"]),
+        (("--data.max_prompts", "32"), ["data.max_prompts must be 64", "got 32"]),
+        (("--seed", "5"), ["seed must be 0 as in the run that is resumed, got 5"]),
+        (("--data.shuffle", "false"), ["data.shuffle must be true", "got false"]),
+        (("--lr", "0.02"), ["trainer.lr must be 0.01", "got 0.02"]),
+        (("--eps-clip", "0.3"), ["algorithm.policy_loss.eps_clip must be 0.2", "got 0.3"]),
+        (
+            ("--algorithm.policy_loss.kind", "cispo", "--beta1=0.8"),
+            ["algorithm.policy_loss.kind must be", "trainer.beta1 must be"],
+        ),
     ],
 )
-def test_resuming_with_other_data_is_refused_and_leaves_the_run_as_it_was(small, stopped, flags, says):
+def test_resuming_with_another_config_is_refused_and_leaves_the_run_as_it_was(small, stopped, flags, says):
     run = stopped(2)
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     done = resume(small, run, *flags)
     assert done.code == 2, done.out
     assert [part for part in says if part not in done.err] == [], done.err
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+
+
+def test_what_changes_no_step_may_change_when_a_run_is_resumed(small, whole, stopped):
+    run = stopped(2)
+    flags = ("--max-tokens-per-micro-batch", "64", "--max-logprob-gap", "1", "--save-rollouts", "false")
+    done = resume(small, run, *flags)
+    assert done.code == 0, done.err
+    assert [row["step"] for row in metrics(run)] == [1, 2, 3, 4]
+
+
+def test_a_resumed_run_that_shall_be_longer_says_what_becomes_of_its_schedule(small, stopped):
+    done = strop("train", small.train, *FLAGS[2:], "--num-steps", "5", "--run.folder", stopped(2), "--resume")
+    assert done.code == 0, done.err
+    assert "warning: run.num_steps is 5 and was 4: the cosine schedule ends later" in done.out
+
+
+def test_resuming_with_prompts_of_other_content_is_refused(small, stopped, tmp_path):
+    other = tmp_path / "other.jsonl"
+    other.write_text("".join(reversed((small.folder / "train.jsonl").read_text().splitlines(keepends=True))))
+    done = resume(small, stopped(2), "--data.path", other)
+    assert done.code == 2
+    assert "the prompts are not those that" in done.err
+
+
+def test_the_reference_is_the_one_that_the_run_began_with_even_where_its_folder_has_changed(
+    small, whole, stopped, tmp_path
+):
+    """A run may start from the model/ of its own folder, and has replaced it by the time it is resumed."""
+    run, start = stopped(2), tmp_path / "start"
+    shutil.copytree(small.start, start)
+    shutil.copy(whole / "model/model.safetensors", start)
+    assert resume(small, run, "--model.path", start).code == 0
+    assert metrics(run) == metrics(whole)
+    assert same_weights(run / "model", whole / "model")
 
 
 def test_resuming_with_a_model_of_another_shape_is_refused_and_leaves_the_run_as_it_was(small, stopped, tmp_path):

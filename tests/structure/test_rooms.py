@@ -21,6 +21,7 @@ MAY_IMPORT = {
     "types": set(),
     "config": {"types"},
     "ops": set(),
+    "interrupts": set(),
     "algorithms": {"config", "types", "ops"},
     "data": _MATHEMATICS,
     "rewards": _MATHEMATICS | {"data"},
@@ -28,8 +29,8 @@ MAY_IMPORT = {
     "engines": {"types", "config", "data"},
     "trainers": _MATHEMATICS | {"data"},
     "observe": {"types", "config"},
-    "runtime": _EVERYTHING,
-    "cli": _EVERYTHING,
+    "runtime": _EVERYTHING | {"interrupts"},
+    "cli": _EVERYTHING | {"interrupts"},
 }
 FREE = {"", "__main__"}  # strop/__init__.py and python -m strop: the front door
 HEAVY = {"vllm", "sglang", "ray", "megatron", "wandb"}

@@ -1,0 +1,87 @@
+"""The run folder: whose it is, and whose model lies in it."""
+
+import subprocess
+
+import pytest
+from commands.small_runs import ENVIRONMENT, command_line, metrics, same_weights, small_once, strop
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    return small_once(tmp_path_factory)
+
+
+def test_a_second_run_in_the_folder_of_one_that_goes_on_is_refused_and_disturbs_nothing(small, tmp_path):
+    flags = ("--num-steps", "3", "--reward.function", small.reward("slow"), "--run.folder", tmp_path / "run")
+    flags = (*flags, "--checkpoint-every-steps", "1")
+    with subprocess.Popen(
+        command_line("train", small.train, *flags), env=ENVIRONMENT, text=True, stdout=subprocess.PIPE
+    ) as going:
+        try:
+            next(line for line in going.stdout if line.startswith("step 1/3"))
+            for how in ("--resume", "--run.overwrite"):
+                done = strop("train", small.train, *flags, how)
+                assert done.code == 2, done
+                assert "is being written by a run that is still going on" in done.err
+            going.stdout.read()
+        finally:
+            going.kill()
+    assert [row["step"] for row in metrics(tmp_path / "run")] == [1, 2, 3]
+    assert strop("train", small.train, *flags, "--resume").code == 0  # free again
+    assert not (tmp_path / "run/.lock").exists()
+
+
+@pytest.mark.parametrize("name", ["config.toml", "rollouts", "report.html"])
+def test_a_folder_that_holds_files_of_these_names_is_not_written_over(small, tmp_path, name):
+    """Such as the folder with one's own config.toml, named by run.folder = "."."""
+    (tmp_path / name).write_text("mine")
+    done = strop("train", small.train, "--run.folder", tmp_path)
+    assert done.code == 2
+    assert "holds a run already" in done.err
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {name: "mine"}
+
+
+def test_the_resolved_config_stands_for_the_same_run(small, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert strop("train", small.train, "--num-steps", "1").code == 0
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["train"]
+    done = strop("train", "runs/train/config.toml")
+    assert done.code == 2
+    assert "run.folder = 'runs/train' holds a run already" in done.err
+    assert strop("train", "runs/train/config.toml", "--run.overwrite").code == 0
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["train"]
+
+
+def test_eval_of_a_run_that_has_written_no_model_is_refused(small, tmp_path):
+    run = tmp_path / "run"
+    assert strop("train", small.train, *small.eval_flags, "--num-steps", "1", "--run.folder", run).code == 0
+    (run / "model").rename(tmp_path / "elsewhere")
+    done = strop("eval", run)
+    assert done.code == 2, done.out
+    assert "holds no model of its run" in done.err
+    assert strop("eval", run, "--model.path", tmp_path / "elsewhere").code == 0
+
+
+def test_eval_does_not_take_the_model_of_the_run_that_was_there_before_for_that_of_the_run(small, tmp_path):
+    """A new run in place of an old one, killed before its end: the old run's model is there still."""
+    run = tmp_path / "run"
+    assert strop("train", small.train, *small.eval_flags, "--num-steps", "1", "--run.folder", run).code == 0
+    flags = ("--num-steps", "9", "--reward.function", small.reward("slow"), "--run.folder", run, "--run.overwrite")
+    with subprocess.Popen(
+        command_line("train", small.train, *small.eval_flags, *flags),
+        env=ENVIRONMENT,
+        text=True,
+        stdout=subprocess.PIPE,
+    ) as new:
+        try:
+            next(line for line in new.stdout if line.startswith("step 1/9"))
+        finally:
+            new.kill()
+    assert (run / "model/model.safetensors").exists()
+    done = strop("eval", run)
+    assert done.code == 2, done.out
+    assert "holds no model of its run" in done.err
+    last = ("--num-steps", "1", "--run.folder", run, "--run.overwrite")
+    assert strop("train", small.train, *small.eval_flags, *last).code == 0
+    assert strop("eval", run).code == 0
+    assert not same_weights(run / "model", small.start)
