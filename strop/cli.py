@@ -118,6 +118,37 @@ def explain(config: Path, is_sft: bool, flags: tuple[str, ...]) -> None:
         click.echo("\n" + objective_formula(loaded))
 
 
+@cli.command(context_settings=_ANY_FLAGS, epilog=_OPTIONS_HELP)
+@click.argument("config", type=click.Path(path_type=Path))
+@click.option("--all", "every_kind", is_flag=True, help="Look at every other kind of every table too.")
+@_with_flags
+def audit(config: Path, every_kind: bool, flags: tuple[str, ...]) -> None:
+    """Turn every option, one at a time, and show what each moves.
+
+    Small runs on made-up prompts and scores go through the real objective, trainer and loop; neither your model nor your
+    data is touched. Exit code 1 if there is an option that moves nothing.
+    """
+    loaded = _load(config, flags, "train")
+    from strop.config.tree import values
+    from strop.observe.console import TerminalConsole
+    from strop.observe.tables import print_audit
+    from strop.runtime.audit import audit as examine
+
+    console, findings = TerminalConsole(title="audit"), []
+    with console.live(), console.phase("audit", len(values(loaded))):
+        for finding in examine(loaded, every_kind=every_kind):
+            findings.append(finding)
+            console.advance(len(findings))
+    print_audit(findings)
+    dead = [f for f in findings if f.verdict == "DEAD"]
+    acting = sum(f.verdict == "acts" for f in findings)
+    click.echo(f"{len(findings)} options: {acting} act, {len(dead)} dead, the others are refused or have one value.")
+    if dead:
+        names = ", ".join(dict.fromkeys(f"{f.path} ({f.variant})" if f.variant else f.path for f in dead))
+        click.secho(f"stopped: these options move nothing: {names}", fg="red", err=True)
+        sys.exit(1)
+
+
 @cli.command()
 def doctor() -> None:
     """Print versions, devices, and which engines and trainers could run here."""

@@ -187,6 +187,8 @@ class WeightSource(Protocol):
 class Engine(Protocol):
     """Samples: token ids in, token ids and log-probabilities out."""
 
+    policy_version: int  # of the weights it holds
+
     async def generate(self, request: GenerateRequest) -> list[Completion]: ...
 
     async def logprobs(self, tokens: Sequence[int]) -> list[float]: ...

@@ -73,6 +73,11 @@ def union_tables(root: type[Options]) -> set[str]:
     return {leaf.path.rpartition(".")[0] for leaf in leaves(root) if leaf.name == "kind" and leaf.kind is not None}
 
 
+def kinds(root: type[Options], table: str) -> list[str]:
+    """The kinds that a table may be of, in the order of its union."""
+    return list(dict.fromkeys(str(leaf.kind) for leaf in leaves(root) if leaf.path == f"{table}.kind"))
+
+
 def _prefixes(path: str) -> Iterator[str]:
     parts = path.split(".")
     yield from (".".join(parts[: i + 1]) for i in range(len(parts)))
@@ -128,9 +133,14 @@ def defaults(options: Options) -> dict[str, Any]:
     }
 
 
-def described(options: Options, path: str) -> str:
-    """What an option of this config means."""
+def leaf_of(options: Options, path: str) -> Leaf:
+    """An option of this config as it is in the tree, of the variant that the config has."""
     *tables_above, name = path.split(".")
     for part in tables_above:
         options = getattr(options, part)
-    return type(options).model_fields[name].description or "Which variant of this table."
+    return Leaf(path, type(options), type(options).model_fields[name])
+
+
+def described(options: Options, path: str) -> str:
+    """What an option of this config means."""
+    return leaf_of(options, path).field.description or "Which variant of this table."

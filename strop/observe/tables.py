@@ -52,3 +52,35 @@ def print_evaluation(
         for r in rollouts[:show]:
             answers.add_row(*(escape(str(x)) for x in (r.prompt.text, r.text, r.prompt.label, r.reward)))
         console.print(answers)
+
+
+def print_audit(findings: Sequence[Any]) -> None:
+    """What each option of an audit moved: one row an option."""
+    console = Console(highlight=False)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("option", "value", "tried", "loss", "update", "and", ""):
+        table.add_column(title, overflow="fold")
+    variant = ""
+    for f in findings:
+        if f.variant != variant:
+            table.add_section()
+            variant = f.variant
+            table.add_row(f"[bold]with {escape(variant)}[/bold]")
+        others = [name for name in f.changes if name not in ("loss", "update")]
+        where = f" (in {f.scenario})" if f.scenario else ""
+        style = {"acts": "green", "DEAD": "bold red"}.get(f.verdict, "dim")
+        table.add_row(
+            f"[{'dim' if f.origin == 'default' else 'bold'}]{f.path}[/]",
+            escape(_short(f.value)),
+            escape(", ".join(_short(v) for v in f.tried[-3:])),
+            f.changes.get("loss", ""),
+            f.changes.get("update", ""),
+            escape(f.reason or ", ".join(others[:3]) + where),
+            f"[{style}]{f.verdict}[/]",
+        )
+    console.print(table)
+
+
+def _short(value: Any, width: int = 24) -> str:
+    text = "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+    return text if len(text) <= width else f"...{text[3 - width :]}"

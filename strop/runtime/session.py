@@ -17,7 +17,7 @@ from strop.runtime.evaluation import Evaluation
 from strop.runtime.models import LoadedModel, check_length, load_model, set_threads
 from strop.runtime.run_folder import RunFolder
 from strop.trainers import TorchTrainer
-from strop.types import Prompt
+from strop.types import Engine, Prompt
 
 
 @dataclass
@@ -33,7 +33,7 @@ class Session:
     cursor: PromptCursor
     scorer: Scorer
     objective: PolicyObjective
-    engine: TorchEngine
+    engine: Engine
     trainer: TorchTrainer
     decode: Decode
     step: int = 0

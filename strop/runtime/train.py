@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -51,7 +52,19 @@ def train(config: TrainConfig, *, resume: bool = False, console: Console | None 
         UserError: something a user can mend; nothing was trained.
         GuardError: a guard stopped a step before the optimizer; the model from before it is in the run folder.
     """
-    console = console or QuietConsole()
+    with opened(config, console or QuietConsole(), resume=resume) as session:
+        interrupted = run(session)
+    folder = session.folder
+    return TrainResult(folder.path, folder.model, session.history, session.evaluations, interrupted)
+
+
+@contextmanager
+def opened(config: TrainConfig, console: Console, *, resume: bool = False) -> Iterator[Session]:
+    """A session in a run folder that is its own for as long as this lasts, ready for `run`.
+
+    Raises:
+        UserError: something a user can mend.
+    """
     for _, table in walk(config):
         for warning in table.warnings():
             console.warn(warning)
@@ -63,8 +76,12 @@ def train(config: TrainConfig, *, resume: bool = False, console: Console | None 
         interrupts.check()
         if config.run.overwrite and not resume:
             folder.clear()
-        interrupted = run_async(_run(session))
-    return TrainResult(folder.path, folder.model, session.history, session.evaluations, interrupted)
+        yield session
+
+
+def run(session: Session) -> bool:
+    """Make the steps that are left, and leave model and report behind however that ends. True if interrupted."""
+    return run_async(_run(session))
 
 
 async def _run(session: Session) -> bool:

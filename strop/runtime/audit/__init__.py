@@ -1,0 +1,5 @@
+"""`strop audit`: turn every option of a config, one at a time, and see what that moves in a small run."""
+
+from strop.runtime.audit.audit import Finding, audit
+
+__all__ = ["Finding", "audit"]

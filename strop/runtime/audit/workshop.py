@@ -1,0 +1,99 @@
+"""What an audit trains on: a model of a few thousand weights, a tokenizer of characters, prompts, and a scorer.
+
+Everything that an option may look at is there to be seen: columns under the names that the config gives them, a chat
+template, code of the model's own in its folder, texts with white space and numbers, and a prompt that is cut short.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers.utils import logging
+
+CHARACTERS = "0123456789 .-+="
+_TEMPLATE = "{% for m in messages %}{{ m['role'][0] }}{{ m['content'] }}{% endfor %}"
+_OWN_CODE = """
+from transformers import LlamaForCausalLM
+
+class OwnLlama(LlamaForCausalLM):
+    pass
+"""
+_SCORER = """
+import zlib
+
+def score(given):
+    if isinstance(given, list):
+        return [_score(rollout) / 2 for rollout in given]
+    return _score(given)
+
+def failing(given):
+    for rollout in given if isinstance(given, list) else [given]:
+        if rollout.sample == 0:
+            raise ValueError("a scorer that fails")
+    return score(given)
+
+def _score(rollout):
+    return zlib.crc32(repr((rollout.tokens, rollout.sample)).encode()) % 5 / 2
+"""
+
+
+def write_workshop(folder: Path) -> None:
+    """Fill a folder with model/, prompts and scorer.py."""
+    logging.disable_progress_bar()
+    folder.mkdir(parents=True, exist_ok=True)
+    _write_model(folder / "model")
+    (folder / "scorer.py").write_text(_SCORER)
+
+
+def write_prompts(path: Path, columns: dict[str, str], *, num_rows: int, broken: bool = False) -> None:
+    """Sums of two digits under the wanted column names, as JSONL or Parquet by the path's ending."""
+    rng = random.Random(num_rows)
+    rows = []
+    for _ in range(num_rows):
+        a, b = rng.randrange(10), rng.randrange(10)
+        label = rng.choice([str(a + b), f" {a}", str(b)])
+        rows.append(
+            {columns["prompt_key"]: f"{a}+{b}=", columns["label_key"]: label, columns["metadata_key"]: {"a": a}}
+        )
+    if path.suffix == ".parquet":
+        import pyarrow
+        from pyarrow import parquet
+
+        parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+        return
+    lines = [json.dumps(row) for row in rows]
+    path.write_text("\n".join([*lines[:3], "{", *lines[3:]] if broken else lines) + "\n", encoding="utf-8")
+
+
+def _write_model(folder: Path) -> None:
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+
+    vocabulary = {token: i for i, token in enumerate(["<unk>", "<eos>", *CHARACTERS])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", eos_token="<eos>")
+    fast.chat_template = _TEMPLATE
+    fast.save_pretrained(folder)
+    config = LlamaConfig(
+        vocab_size=len(vocabulary),
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        initializer_range=0.3,
+        max_position_embeddings=8192,
+        eos_token_id=1,
+        bos_token_id=None,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        LlamaForCausalLM(config).save_pretrained(folder)
+    (folder / "own_code.py").write_text(_OWN_CODE)
+    settings = json.loads((folder / "config.json").read_text())
+    settings["auto_map"] = {"AutoModelForCausalLM": "own_code.OwnLlama"}
+    (folder / "config.json").write_text(json.dumps(settings))
