@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import torch
 
-from strop.algorithms import ScoredTokens
+from strop.algorithms import PolicyObjective, ScoredTokens
 from strop.data import Batch, build_batch
 from strop.observe.metrics_file import append_metrics
 from strop.observe.rollout_file import write_rollouts
@@ -150,24 +150,33 @@ def learn(session: Session, batch: Batch) -> list[StepMetrics]:
     with session.console.phase("train", updates):
         parts = _split(batch, session.step, session.config.rollout.prompts_per_step, updates)
         with _all_or_nothing(session) if updates > 1 else nullcontext():
-            metrics = []
+            metrics, steps_before = [], session.trainer.num_steps
             for done, part in enumerate(parts):
-                metrics.append(session.trainer.step(_prepared(session, part, done), session.objective))
+                updates_done = session.trainer.num_steps - steps_before  # a part without trainable tokens makes none
+                ready = prepare_update(session.objective, part, updates_done=updates_done)
+                metrics.append(session.trainer.step(ready, session.objective))
                 session.console.advance(done + 1)
     return metrics
 
 
-def _prepared(session: Session, part: Batch, done: int) -> Batch:
-    """A part of the batch with its token weights, and what the policy loss singles out in it."""
-    tensors = session.objective.step_tensors(
+def prepare_update(objective: PolicyObjective, part: Batch, *, updates_done: int) -> Batch:
+    """A part of the batch as one optimizer step: its token weights, what the policy loss singles out, and what the ratio
+    divides by. `updates_done`: how many updates of this batch were made before."""
+    tensors = objective.step_tensors(
         loss_mask=part.loss_mask,
         sequence_ids=part.sequence_ids,
         group_ids=part.group_ids,
         old_logprobs=part.old_logprobs,
         advantages=part.advantages,
     )
-    compares_now = session.objective.options.old_logprobs == "rollout"
-    return replace(part, **tensors, measures_gap=done == 0 or not compares_now)
+    is_first, compares_now = updates_done == 0, objective.options.old_logprobs == "rollout"
+    part = replace(part, **tensors, measures_gap=is_first or not compares_now)
+    if not is_first or compares_now:
+        return part
+    # No update has been made: old policy and policy are one, and every ratio is 1. The pass that old_logprobs come from was
+    # cut differently and differs by rounding, which a kink at r = 1 would turn into a gradient of the rounding's sign. With
+    # None the trainer takes the step's own log-probabilities. Only now: step_tensors chooses tokens by the computed ones.
+    return replace(part, old_logprobs=None)
 
 
 @contextmanager
