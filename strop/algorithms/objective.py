@@ -215,7 +215,8 @@ def _metrics(tokens: TrainableTokens, sums: dict[str, Tensor]) -> StepMetrics:
     """Sums and extremes of one micro-batch, moved to the host in one transfer."""
     with torch.no_grad():
         log_ratio = (tokens.logprobs - tokens.old_logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
-        means = {**sums, "kl_old_k3": ops.kl_estimate(tokens.logprobs, tokens.old_logprobs, kind="k3")}
+        # The tokens are samples of the old policy: over them, this is an unbiased estimate of KL(old || policy).
+        means = {**sums, "kl_old_policy_k3": ops.kl_estimate(tokens.old_logprobs, tokens.logprobs, kind="k3")}
         extremes = {"ratio_max": log_ratio.max().exp(), "ratio_min": log_ratio.min().exp()}
         if "logprob_gap" in sums:
             extremes["logprob_gap_max"] = sums["logprob_gap"].max()

@@ -92,7 +92,7 @@ def _topr(o: losses.TOPROptions) -> list[str]:
 def _aspo(o: losses.ASPOOptions) -> list[str]:
     return [
         "loss_t = -keep_t stop_gradient(w_t) A_t logprobs_t",
-        f"w_t = min(1 / r_t, {o.max_weight:g}) where A_t > 0, else min(r_t, {o.max_weight:g})",
+        f"w_t = min(1 / r_t, {o.max_weight:g}) where A_t > 0, else r_t",
         f"keep_t = not (A_t > 0, r_t > {1 + o.eps_clip_high:g} or A_t < 0, r_t < {1 - o.eps_clip:g})",
     ]
 

@@ -103,8 +103,17 @@ def test_metrics_by_hand():
     # |old - rollout| = .1, .3, 0, .2
     assert found["logprob_gap"] == pytest.approx(0.15, rel=1e-6)
     assert found["logprob_gap_max"] == pytest.approx(0.3, rel=1e-6)
-    # 1/r + ln r - 1: .0721318 + .3068528 + .6362944 + .0044011 = 1.0196801, over 4
-    assert found["kl_old_k3"] == pytest.approx(0.2549200, abs=1e-6)
+    # r - 1 - ln r: .0945349 + .1931472 + 1.6137056 + .0046898 = 1.9060775, over 4
+    assert found["kl_old_policy_k3"] == pytest.approx(0.4765194, abs=1e-6)
+
+
+def test_over_samples_of_the_old_policy_kl_old_policy_k3_is_the_kl_from_old_to_policy():
+    # old (.5, .25, .25), now (.2, .4, .4), each token as often as the old policy draws it:
+    # KL(old || now) = .5 ln(.5 / .2) + .5 ln(.25 / .4) = .2231436; KL(now || old) would be .1927450
+    old = torch.tensor([0.5, 0.5, 0.25, 0.25]).log()
+    now = torch.tensor([0.2, 0.2, 0.4, 0.4]).log()
+    found = values(objective(policy_loss=PPO).loss(replace(tokens(), logprobs=now, old_logprobs=old))[1])
+    assert found["kl_old_policy_k3"] == pytest.approx(0.2231436, abs=1e-6)
 
 
 def test_cispo_counts_the_weights_that_it_cut():
