@@ -20,6 +20,7 @@ from strop.ops.correction import mask, opsm, truncate, veto
 from strop.ops.kl import kl_estimate
 from strop.ops.logprobs import LinearLogprobs, linear_logprobs, logits_entropy, token_logprobs
 from strop.ops.policy_loss import (
+    DEFAULT_MAX_DIVERGENCE,
     MAX_LOG_RATIO,
     TokenLoss,
     aspo,
@@ -43,6 +44,7 @@ from strop.ops.policy_loss import (
 from strop.ops.weights import token_weights
 
 __all__ = [
+    "DEFAULT_MAX_DIVERGENCE",
     "MAX_LOG_RATIO",
     "LinearLogprobs",
     "TokenLoss",

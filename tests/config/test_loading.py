@@ -301,6 +301,50 @@ def test_the_same_option_is_taken_once_it_can_act(load, more, flags):
     load(more, flags=flags)
 
 
+@pytest.mark.parametrize("kind, name", [("topr", "max_ratio"), ("dppo", "max_ratio"), ("aspo", "max_weight")])
+def test_a_cap_below_1_cuts_ratios_of_1_and_is_taken_with_one_update(load, refusal, kind, name):
+    table = f'[algorithm.policy_loss]\nkind = "{kind}"\n{name} = '
+    assert getattr(load(table + "0.5").algorithm.policy_loss, name) == 0.5
+    assert refusal(table + "1.5").startswith(f"algorithm.policy_loss.{name} = 1.5")
+
+
+GAMMA = '[algorithm.advantage]\nkind = "reinforce_plus_plus"\ngamma = 0.9\n'
+KL_IN_REWARD = '[algorithm.kl]\ncoef = 0.1\nplace = "reward"\n[algorithm.advantage]\nkind = "{}"\n'
+VARYING = {
+    "algorithm.advantage.gamma = 0.9": GAMMA,
+    "algorithm.kl.place = reward": KL_IN_REWARD.format("reinforce_plus_plus"),
+    "algorithm.kl.place = reward, baseline": KL_IN_REWARD.format("reinforce_plus_plus_baseline"),
+}
+
+
+@pytest.mark.parametrize("kind", ["gspo", "gmpo", "topr"])
+@pytest.mark.parametrize("cause, tables", VARYING.items(), ids=VARYING)
+def test_a_loss_of_whole_sequences_refuses_advantages_that_differ_within_one(refusal, kind, cause, tables):
+    message = refusal(tables, flags=[f"--algorithm.policy_loss.kind={kind}"])
+    cause = cause.removesuffix(", baseline")
+    assert message.startswith(f"algorithm.policy_loss.kind must not be {kind} with {cause}, got {kind}: ")
+    assert "Use gspo_token" in message
+    assert message.count("\n") == 0
+
+
+@pytest.mark.parametrize("kind", ["gspo_token", "ppo_clip", "reinforce"])
+@pytest.mark.parametrize("tables", VARYING.values(), ids=VARYING)
+def test_a_loss_of_tokens_takes_advantages_that_differ_within_a_sequence(load, kind, tables):
+    load(tables, flags=[f"--algorithm.policy_loss.kind={kind}"])
+
+
+@pytest.mark.parametrize("kind", ["gspo", "gmpo", "topr"])
+def test_a_loss_of_whole_sequences_takes_advantages_that_are_one_per_sequence(load, kind):
+    load('[algorithm.advantage]\nkind = "reinforce_plus_plus"', flags=[f"--algorithm.policy_loss.kind={kind}"])
+    load("[algorithm.kl]\ncoef = 0.1", flags=[f"--algorithm.policy_loss.kind={kind}"])
+
+
+def test_a_negative_entropy_weight_is_refused_with_a_target_and_taken_without(refusal, load):
+    assert load("[algorithm]\nentropy_coef = -0.1").algorithm.entropy_coef == -0.1
+    message = refusal("[algorithm]\nentropy_coef = -0.1\nentropy_target = 0.2")
+    assert message.startswith("algorithm.entropy_coef must be >= 0 with algorithm.entropy_target, got -0.1")
+
+
 def test_an_idle_option_at_its_default_is_no_mistake(load):
     load("[algorithm.advantage]\nnormalize_std = false\nstd_eps = 1e-6\n[algorithm.policy_loss]\neps_clip = 0.2")
 

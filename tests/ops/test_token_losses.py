@@ -286,6 +286,15 @@ def test_a_divergence_that_does_not_exist_is_refused():
         dppo(*[torch.zeros(1)] * 3, divergence="js", max_divergence=0.1)
 
 
+@pytest.mark.parametrize("divergence, inside, outside", [("tv", 0.649, 0.651), ("kl", 0.653, 0.655)])
+def test_without_a_bound_of_its_own_dppo_has_that_of_the_kind(divergence, inside, outside):
+    # From q = .5, tv: .15 is at p = .65. kl: .5 ln(.25 / (p (1 - p))) = .05 at p (1 - p) = .25 e^-.1 = .226209,
+    # p = .5 + sqrt(.25 - .226209) = .654243
+    for p, is_clipped in ((inside, False), (outside, True)):
+        found = dppo(*of_probabilities([p], [0.5], [1.0]), divergence=divergence)
+        assert found.clipped.item() == is_clipped
+
+
 # ---- ASPO ------------------------------------------------------------------------------------------------------------
 
 
