@@ -88,13 +88,10 @@ class PolicyObjective:
         """Advantages [T], from all scored rollouts of the batch at once.
 
         Raises:
-            RewardError: the advantage wants several rewards and the scorer gave one.
+            RewardError: rewards that the advantage cannot take.
         """
         options = self.options
-        if options.advantage.kind == "gdpo" and scored.reward_parts is None:
-            raise RewardError(
-                "algorithm.advantage.kind = gdpo needs a reward function that returns several named rewards as a dict."
-            )
+        assert options.advantage.kind != "gdpo" or scored.reward_parts is not None
         penalty = torch.zeros(scored.loss_mask.shape)
         if self.uses_reference and options.kl.place == "reward":
             assert scored.old_logprobs is not None

@@ -17,7 +17,7 @@ from strop.rollout import mix_seed, sample_group
 from strop.runtime.evaluation import answer_all
 from strop.runtime.resume import save_checkpoint
 from strop.runtime.session import Session
-from strop.types import Group, Metric, Prompt, Rollout, Sampling, StepMetrics, merge_metrics
+from strop.types import Group, Metric, Prompt, RewardError, Rollout, Sampling, StepMetrics, merge_metrics
 
 
 async def train_steps(session: Session) -> None:
@@ -112,7 +112,7 @@ def weigh(session: Session, rollouts: Sequence[Rollout]) -> Batch:
             lengths=torch.tensor([r.num_response_tokens for r in scored], dtype=torch.int64),
             loss_mask=batch.loss_mask,
             sequence_ids=batch.sequence_ids,
-            reward_parts=_reward_parts(scored),
+            reward_parts=_reward_parts(scored) if session.config.algorithm.advantage.kind == "gdpo" else None,
             old_logprobs=batch.old_logprobs,
             ref_logprobs=batch.ref_logprobs,
         )
@@ -123,13 +123,33 @@ def weigh(session: Session, rollouts: Sequence[Rollout]) -> Batch:
     return batch.select([i for i, rollout in enumerate(scored) if rollout.finish_reason != "length"])
 
 
-def _reward_parts(rollouts: Sequence[Rollout]) -> torch.Tensor | None:
-    """Several named rewards of each rollout as [S, K], if every rollout has the same names."""
-    names = {tuple(sorted(r.reward_parts or ())) for r in rollouts}
-    if len(names) != 1 or names == {()}:
-        return None
-    (order,) = names
-    return torch.tensor([[(r.reward_parts or {})[n] for n in order] for r in rollouts], dtype=torch.float64)
+def _reward_parts(rollouts: Sequence[Rollout]) -> torch.Tensor:
+    """The named rewards of each rollout as [S, K], names in alphabetical order.
+
+    Raises:
+        RewardError: no rollout has named rewards, or two have different names.
+    """
+    if not rollouts:
+        return torch.zeros(0, 1, dtype=torch.float64)
+    first, names = rollouts[0], sorted(rollouts[0].reward_parts or ())
+    for other in rollouts:
+        if sorted(other.reward_parts or ()) != names:
+            raise RewardError(
+                "algorithm.advantage.kind = gdpo needs the same named rewards of every rollout of a batch, got "
+                f"{_named(first)} and {_named(other)}. Return every name each time, with 0 where it does not apply."
+            )
+    if not names:
+        failed = " With reward.on_error = zero a score that failed is 0, and here all are 0."
+        raise RewardError(
+            "algorithm.advantage.kind = gdpo needs a reward function that returns several named rewards as a dict, got a plain "
+            f"number for every rollout of the batch.{'' if any(r.reward for r in rollouts) else failed}"
+        )
+    return torch.tensor([[(r.reward_parts or {})[n] for n in names] for r in rollouts], dtype=torch.float64)
+
+
+def _named(rollout: Rollout) -> str:
+    what = ", ".join(sorted(rollout.reward_parts)) if rollout.reward_parts else "a plain number"
+    return f"{what} for prompt row {rollout.prompt.row}, sample {rollout.sample}"
 
 
 def _with_needed_logprobs(session: Session, batch: Batch) -> Batch:

@@ -226,11 +226,6 @@ def test_the_kl_in_the_reward_is_taken_from_each_tokens_return(unused):
     assert found.tolist() == pytest.approx([0.0, 0.48418, 0.66575, -1.14993], abs=2e-5)
 
 
-def test_gdpo_without_named_rewards_is_an_error_that_says_what_it_wants():
-    with pytest.raises(RewardError, match="several named rewards as a dict"):
-        objective(advantage={"kind": "gdpo"}).advantages(scored([1.0, 0.0], groups=[0, 0], sequence_ids=[0, 1]))
-
-
 # One prompt (group 4) with sequences of 1 and 3 trainable tokens, another (group 9) with one of 2, limit 8 tokens.
 @pytest.mark.parametrize(
     "reduction, weights",

@@ -117,7 +117,9 @@ def test_equal_policies_need_no_correction(call):
 def test_veto_by_hand(bound, kept):
     tokens = flat(THREE)
     found = veto(tokens.logprobs, tokens.old_logprobs, tokens.loss_mask, tokens.sequence_ids, min_token_ratio=bound)
-    assert found.tolist() == [float(k) for k in (kept[0], True, kept[0], kept[1])]  # the masked token is no one's to veto
+    assert found.tolist() == [
+        float(k) for k in (kept[0], True, kept[0], kept[1])
+    ]  # the masked token is no one's to veto
 
 
 @seeded
