@@ -186,11 +186,12 @@ class AlgorithmOptions(Options):
                 f"{' and '.join(TAKES_TOKEN_KL)} take a penalty per token.",
             )
         if self.policy_loss.needs_one_advantage and self.advantages_vary:
+            kind = self.policy_loss.kind
             yield Problem(
                 "policy_loss.kind",
-                f"must not be {self.policy_loss.kind} with {self.advantages_vary}, got {self.policy_loss.kind}: it is a loss of "
-                "whole sequences, with one advantage each, and here advantages differ within a sequence. Use gspo_token or "
-                "a loss of tokens, such as ppo_clip.",
+                f"must not be {kind} with {self.advantages_vary}, got {kind}: it is a loss of whole sequences, with one "
+                "advantage each, and here advantages differ within a sequence. Use gspo_token or a loss of tokens, such as "
+                "ppo_clip.",
             )
         if self.entropy_target is not None and self.entropy_coef < 0:
             yield Problem(

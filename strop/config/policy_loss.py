@@ -173,7 +173,10 @@ class KLCovOptions(PolicyLossBase):
     acts_through_ratio: ClassVar[tuple[str, ...]] = ("cov_fraction", "cov_kl_coef")
     kind: Literal["kl_cov"] = "kl_cov"
     cov_fraction: float = Field(
-        default=2e-4, gt=0, le=1, description="Share of a step's tokens that is held, at least one."
+        default=2e-4,
+        gt=0,
+        le=1,
+        description="Share of a step's tokens that is held, at least one; 2e-3 for small models.",
     )
     cov_kl_coef: float = Field(default=1.0, ge=0, description="How strongly they are held.")
 

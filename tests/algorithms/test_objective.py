@@ -15,7 +15,7 @@ import torch
 
 from strop.algorithms import ADVANTAGES, LikelihoodObjective, PolicyObjective, ScoredTokens, TrainableTokens
 from strop.config import AlgorithmOptions
-from strop.types import Metric, RewardError, merge_metrics
+from strop.types import Metric, merge_metrics
 
 F64 = torch.float64
 RATIOS = (1.5, 0.5, 4.0, 1.1)
