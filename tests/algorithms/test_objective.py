@@ -194,9 +194,9 @@ def scored(rewards, *, groups, sequence_ids, loss_mask=None, **more):
 @pytest.mark.parametrize("kind", sorted(set(ADVANTAGES) - {"gdpo", "pass_at_k"}))
 def test_rollouts_of_one_token_each_get_the_advantage_of_their_own_rollout(kind):
     # As many tokens as rollouts: a result per rollout must not pass for one per token, nor the other way round.
-    # Rewards 1 and 0 of one group: every estimator gives the first the positive advantage.
-    found = objective(advantage={"kind": kind}).advantages(scored([1.0, 0.0], groups=[0, 0], sequence_ids=[0, 1]))
-    assert found[0] > 0 > found[1]
+    # Rewards 1 and 0 of one group: every estimator gives rollout 0, whose token comes second, the positive advantage.
+    found = objective(advantage={"kind": kind}).advantages(scored([1.0, 0.0], groups=[0, 0], sequence_ids=[1, 0]))
+    assert found[1] > 0 > found[0]
 
 
 def test_whitening_is_over_tokens_not_over_rollouts():
@@ -381,6 +381,9 @@ def test_a_kl_below_its_target_lowers_the_coefficient():
     # .193147 / .2 - 1 = -.034265, over 10 batches: .1 (1 - .0034265)
     found = objective(kl={"coef": 0.1, "target": 0.2, "horizon_steps": 10})
     assert found.adapt(found.loss(tokens())[1])["kl_coef"].value == pytest.approx(0.09965735, abs=1e-7)
+    # .193147 / 10 - 1 = -.98 is held at -.2: .1 (1 - .2 / 10)
+    found = objective(kl={"coef": 0.1, "target": 10.0, "horizon_steps": 10})
+    assert found.adapt(found.loss(tokens())[1])["kl_coef"].value == pytest.approx(0.098, abs=1e-12)
 
 
 @pytest.mark.parametrize(

@@ -225,8 +225,59 @@ def test_updates_must_divide_the_prompts_of_a_step(refusal, load):
     assert load(flags=["--prompts-per-step", "6", "--updates-per-batch", "3"]).num_optimizer_steps == 300
 
 
-def test_one_sample_per_prompt_is_refused_with_a_group_baseline(refusal):
-    assert refusal(flags=["--group-size", "1"]).startswith("rollout.group_size must be 2 or more")
+GROUP_KINDS = ["group", "rloo", "opo", "maxrl", "gdpo", "reinforce_plus_plus_baseline"]
+
+
+@pytest.mark.parametrize("kind", GROUP_KINDS)
+def test_one_sample_per_prompt_is_refused_with_a_group_baseline(refusal, load, kind):
+    flags = ["--group-size", "1", "--algorithm.advantage.kind"]
+    assert refusal(flags=[*flags, kind]).startswith(
+        f"rollout.group_size must be 2 or more with algorithm.advantage.kind = {kind}"
+    )
+    assert load(flags=[*flags, "reinforce_plus_plus"]).rollout.group_size == 1
+
+
+# what is set, the option that is refused with its reason, and the value with which all of it is taken
+IN_REWARD = {"kl.coef": 0.1, "kl.place": "reward"}
+CONTRADICTIONS = [
+    (IN_REWARD, "kl.place", "must be loss", "loss"),
+    (IN_REWARD | {"kl.unbiased": True, "advantage.kind": "reinforce_plus_plus"}, "kl.unbiased", "must be false", False),
+    ({"old_logprobs": "rollout", "correction.kind": "truncate"}, "correction.kind", "must be none", "none"),
+    ({"old_logprobs": "rollout", "veto_ratio": 0.1}, "veto_ratio", "must be none", "none"),
+    (
+        {"correction.kind": "mask", "correction.min_ratio": 2.0, "correction.max_ratio": 1.0},
+        "correction.min_ratio",
+        "must be at most max_ratio, got 2 and 1",
+        1.0,
+    ),
+    (
+        {"policy_loss.kind": "clip_cov", "policy_loss.cov_low": 2.0, "policy_loss.cov_high": 1.0},
+        "policy_loss.cov_low",
+        "must be at most cov_high, got 2 and 1",
+        1.0,
+    ),
+    (
+        {"advantage.kind": "pass_at_k", "advantage.k": 8},
+        "advantage.k",
+        "must be below rollout.group_size, got 8 and 8",
+        7,
+    ),
+    *(
+        ({"whiten_advantages": True, "advantage.kind": kind}, "whiten_advantages", "must be false, got true", False)
+        for kind in ("gdpo", "reinforce_plus_plus", "reinforce_plus_plus_baseline")
+    ),
+]
+
+
+@pytest.mark.parametrize("options, key, reason, right", CONTRADICTIONS)
+def test_options_that_contradict_each_other_are_refused_until_one_is_mended(refusal, load, options, key, reason, right):
+    def of_algorithm(table):
+        return {f"algorithm.{name}": value for name, value in table.items()}
+
+    message = refusal("[rollout]\ngroup_size = 8", of_algorithm(options))
+    assert message.startswith(f"algorithm.{key} {reason}")
+    assert message.count("\n") == 0
+    load("[rollout]\ngroup_size = 8", of_algorithm(options | {key: right}))
 
 
 def test_a_dual_clip_cap_inside_the_band_is_refused(refusal, load):
@@ -267,6 +318,13 @@ IDLE = [
     ("[algorithm.policy_loss]\neps_clip_high = 0.3", "algorithm.policy_loss.eps_clip_high"),
     ("[algorithm.policy_loss]\neps_clip_c = 3.0", "algorithm.policy_loss.eps_clip_c"),
     ('[algorithm.policy_loss]\nkind = "cispo"\neps_clip_high = 2.0', "algorithm.policy_loss.eps_clip_high"),
+    ("[algorithm.kl]\nunbiased = true", "algorithm.kl.unbiased"),
+    ("[algorithm.kl]\ntarget = 0.1", "algorithm.kl.target"),
+    ("[algorithm.kl]\nrefresh_steps = 3", "algorithm.kl.refresh_steps"),
+    ("[algorithm.kl]\ncoef = 0.1\nhorizon_steps = 3", "algorithm.kl.horizon_steps"),
+    ("[algorithm]\nentropy_step = 0.1", "algorithm.entropy_step"),
+    ("[algorithm]\nopsm_delta = 0.1", "algorithm.opsm_delta"),
+    ('[algorithm]\nold_logprobs = "rollout"\n[algorithm.policy_loss]\nkind = "reinforce"', "algorithm.old_logprobs"),
     ("[eval]\nevery_steps = 5", "eval.every_steps"),
     ("[eval]\ngreedy = false", "eval.greedy"),
     ("[eval]\nnum_samples = 5", "eval.num_samples"),
