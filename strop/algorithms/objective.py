@@ -14,8 +14,6 @@ from strop.algorithms.controllers import adapted_entropy_coef, adapted_kl_coef
 from strop.algorithms.variants import ADVANTAGES, CORRECTIONS, POLICY_LOSSES
 from strop.config import AlgorithmOptions, PPOClipOptions
 from strop.config.advantage import TAKES_TOKEN_KL
-from strop.ops import correction
-from strop.ops.policy_loss import MAX_LOG_RATIO
 from strop.types import Metric, RewardError, StepMetrics
 
 
@@ -90,13 +88,10 @@ class PolicyObjective:
         """Advantages [T], from all scored rollouts of the batch at once.
 
         Raises:
-            RewardError: the advantage wants several rewards and the scorer gave one.
+            RewardError: rewards that the advantage cannot take.
         """
         options = self.options
-        if options.advantage.kind == "gdpo" and scored.reward_parts is None:
-            raise RewardError(
-                "algorithm.advantage.kind = gdpo needs a reward function that returns several named rewards as a dict."
-            )
+        assert options.advantage.kind != "gdpo" or scored.reward_parts is not None
         penalty = torch.zeros(scored.loss_mask.shape)
         if self.uses_reference and options.kl.place == "reward":
             assert scored.old_logprobs is not None
@@ -172,10 +167,10 @@ class PolicyObjective:
         place = (tokens.loss_mask, tokens.sequence_ids)
         if options.veto_ratio is not None:
             gap = (tokens.old_logprobs, tokens.rollout_logprobs, *place)
-            weights["veto"] = correction.veto(*gap, min_token_ratio=options.veto_ratio)
+            weights["veto"] = ops.veto(*gap, min_token_ratio=options.veto_ratio)
         if options.opsm_delta is not None:
             moved = (tokens.logprobs, tokens.old_logprobs, tokens.advantages, *place)
-            weights["opsm"] = correction.opsm(*moved, opsm_delta=options.opsm_delta)
+            weights["opsm"] = ops.opsm(*moved, opsm_delta=options.opsm_delta)
         return weights
 
     def adapt(self, metrics: StepMetrics) -> StepMetrics:
@@ -214,8 +209,9 @@ class _Step:
 def _metrics(tokens: TrainableTokens, sums: dict[str, Tensor]) -> StepMetrics:
     """Sums and extremes of one micro-batch, moved to the host in one transfer."""
     with torch.no_grad():
-        log_ratio = (tokens.logprobs - tokens.old_logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
-        means = {**sums, "kl_old_k3": ops.kl_estimate(tokens.logprobs, tokens.old_logprobs, kind="k3")}
+        log_ratio = (tokens.logprobs - tokens.old_logprobs).clamp(-ops.MAX_LOG_RATIO, ops.MAX_LOG_RATIO)
+        # The tokens are samples of the old policy: over them, this is an unbiased estimate of KL(old || policy).
+        means = {**sums, "kl_old_policy_k3": ops.kl_estimate(tokens.old_logprobs, tokens.logprobs, kind="k3")}
         extremes = {"ratio_max": log_ratio.max().exp(), "ratio_min": log_ratio.min().exp()}
         if "logprob_gap" in sums:
             extremes["logprob_gap_max"] = sums["logprob_gap"].max()

@@ -57,12 +57,13 @@ def _sapo(o: losses.SAPOOptions) -> list[str]:
 
 
 def _dppo(o: losses.DPPOOptions) -> list[str]:
-    high = o.max_divergence if o.max_divergence_high is None else o.max_divergence_high
+    low = loss_ops.DEFAULT_MAX_DIVERGENCE[o.divergence] if o.max_divergence is None else o.max_divergence
+    high = low if o.max_divergence_high is None else o.max_divergence_high
     distance = "|p - q|" if o.divergence == "tv" else "KL(Bernoulli(q) || Bernoulli(p))"
     return [
         f"loss_t = -keep_t stop_gradient(min(r_t, {o.max_ratio:g})) A_t logprobs_t",
         f"D_t = {distance},  p = exp(logprobs_t), q = exp(old_logprobs_t)",
-        f"keep_t = not (A_t > 0, p > q, D_t > {high:g} or A_t < 0, p < q, D_t > {o.max_divergence:g})",
+        f"keep_t = not (A_t > 0, p > q, D_t > {high:g} or A_t < 0, p < q, D_t > {low:g})",
     ]
 
 
@@ -92,7 +93,7 @@ def _topr(o: losses.TOPROptions) -> list[str]:
 def _aspo(o: losses.ASPOOptions) -> list[str]:
     return [
         "loss_t = -keep_t stop_gradient(w_t) A_t logprobs_t",
-        f"w_t = min(1 / r_t, {o.max_weight:g}) where A_t > 0, else min(r_t, {o.max_weight:g})",
+        f"w_t = min(1 / r_t, {o.max_weight:g}) where A_t > 0, else r_t",
         f"keep_t = not (A_t > 0, r_t > {1 + o.eps_clip_high:g} or A_t < 0, r_t < {1 - o.eps_clip:g})",
     ]
 

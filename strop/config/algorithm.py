@@ -160,6 +160,13 @@ class AlgorithmOptions(Options):
     )
 
     @property
+    def advantages_vary(self) -> str | None:
+        """The option through which tokens of one sequence can have different advantages; None where they cannot."""
+        if self.advantage.kind == "reinforce_plus_plus" and self.advantage.gamma < 1:
+            return f"algorithm.advantage.gamma = {self.advantage.gamma:g}"
+        return "algorithm.kl.place = reward" if self.kl.coef > 0 and self.kl.place == "reward" else None
+
+    @property
     def ratio_moves(self) -> bool:
         """False where every ratio of policy to old policy is exactly 1."""
         return self.updates_per_batch > 1 or self.old_logprobs == "rollout"
@@ -178,6 +185,20 @@ class AlgorithmOptions(Options):
                 f"must be loss with algorithm.advantage.kind = {self.advantage.kind}, got reward: only "
                 f"{' and '.join(TAKES_TOKEN_KL)} take a penalty per token.",
             )
+        if self.policy_loss.needs_one_advantage and self.advantages_vary:
+            kind = self.policy_loss.kind
+            yield Problem(
+                "policy_loss.kind",
+                f"must not be {kind} with {self.advantages_vary}, got {kind}: it is a loss of whole sequences, with one "
+                "advantage each, and here advantages differ within a sequence. Use gspo_token or a loss of tokens, such as "
+                "ppo_clip.",
+            )
+        if self.entropy_target is not None and self.entropy_coef < 0:
+            yield Problem(
+                "entropy_coef",
+                f"must be >= 0 with algorithm.entropy_target, got {self.entropy_coef:g}: the weight that follows the target "
+                "is never below 0.",
+            )
         if self.whiten_advantages and self.advantage.kind in (*TAKES_TOKEN_KL, "gdpo"):
             yield Problem("whiten_advantages", f"must be false, got true: {self.advantage.kind} whitens already.")
 
@@ -187,7 +208,7 @@ class AlgorithmOptions(Options):
         if not self.policy_loss.has_ratio and self.opsm_delta is None and not self.kl.unbiased:
             yield Idle("old_logprobs", f"cannot act: policy_loss.kind = {self.policy_loss.kind} has no ratio")
         if not self.ratio_moves:
-            for name in self.policy_loss.acts_through_ratio:
+            for name in self.policy_loss.idle_at_ratio_1():
                 yield Idle(
                     f"policy_loss.{name}",
                     "cannot act with algorithm.updates_per_batch = 1: every ratio is exactly 1 in the only update. "

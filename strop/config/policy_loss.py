@@ -17,9 +17,16 @@ from strop.config.base import Options, Problem
 class PolicyLossBase(Options):
     """What all variants say of themselves."""
 
-    # Options that act only where the ratio can differ from 1.
+    # Options that act only where the ratio can differ from 1, and, of these, caps on a weight: below 1 they cut a ratio of 1.
     acts_through_ratio: ClassVar[tuple[str, ...]] = ()
+    caps_a_weight: ClassVar[str | None] = None
     has_ratio: ClassVar[bool] = True
+    # True where the loss is one of the whole sequence, and its advantage too.
+    needs_one_advantage: ClassVar[bool] = False
+
+    def idle_at_ratio_1(self) -> list[str]:
+        """Options that cannot act where every ratio is 1, as they are set."""
+        return [name for name in self.acts_through_ratio if name != self.caps_a_weight or vars(self)[name] >= 1]
 
 
 class PPOClipOptions(PolicyLossBase):
@@ -69,6 +76,7 @@ class GSPOOptions(PolicyLossBase):
     """GSPO: PPO's surrogate on the geometric mean of a sequence's ratios."""
 
     acts_through_ratio: ClassVar[tuple[str, ...]] = ("eps_clip", "eps_clip_high")
+    needs_one_advantage: ClassVar[bool] = True
     kind: Literal["gspo"] = "gspo"
     eps_clip: float = Field(
         default=3e-4, ge=0, lt=1, description="Distance of the sequence ratio's lower bound from 1."
@@ -91,6 +99,7 @@ class GMPOOptions(PolicyLossBase):
     """GMPO: the geometric mean of clipped token ratios."""
 
     acts_through_ratio: ClassVar[tuple[str, ...]] = ("eps_clip", "eps_clip_high")
+    needs_one_advantage: ClassVar[bool] = True
     kind: Literal["gmpo"] = "gmpo"
     eps_clip: float = Field(default=0.4, ge=0, description="Distance of a log-ratio's lower bound from 0.")
     eps_clip_high: float = Field(default=0.4, ge=0, description="Distance of a log-ratio's upper bound from 0.")
@@ -122,12 +131,15 @@ class DPPOOptions(PolicyLossBase):
     """DPPO: a trust region in probability, not in the ratio."""
 
     acts_through_ratio: ClassVar[tuple[str, ...]] = ("divergence", "max_divergence", "max_divergence_high", "max_ratio")
+    caps_a_weight: ClassVar[str | None] = "max_ratio"
     kind: Literal["dppo"] = "dppo"
     divergence: Literal["tv", "kl"] = Field(
         default="tv", description="Total variation or KL of the token's probability."
     )
-    max_divergence: float = Field(
-        default=0.15, ge=0, description="Bound where the probability fell: in probability (tv) or nats (kl)."
+    max_divergence: float | None = Field(
+        default=None,
+        ge=0,
+        description="Bound where the probability fell; none means 0.15 in probability (tv) or 0.05 in nats (kl).",
     )
     max_divergence_high: float | None = Field(
         default=None, ge=0, description="Bound where the probability rose; none means max_divergence."
@@ -161,7 +173,10 @@ class KLCovOptions(PolicyLossBase):
     acts_through_ratio: ClassVar[tuple[str, ...]] = ("cov_fraction", "cov_kl_coef")
     kind: Literal["kl_cov"] = "kl_cov"
     cov_fraction: float = Field(
-        default=2e-4, gt=0, le=1, description="Share of a step's tokens that is held, at least one."
+        default=2e-4,
+        gt=0,
+        le=1,
+        description="Share of a step's tokens that is held, at least one; 2e-3 for small models.",
     )
     cov_kl_coef: float = Field(default=1.0, ge=0, description="How strongly they are held.")
 
@@ -170,6 +185,8 @@ class TOPROptions(PolicyLossBase):
     """TOPR: good answers are imitated, bad ones pushed down by their truncated importance weight."""
 
     acts_through_ratio: ClassVar[tuple[str, ...]] = ("max_ratio",)
+    caps_a_weight: ClassVar[str | None] = "max_ratio"
+    needs_one_advantage: ClassVar[bool] = True
     kind: Literal["topr"] = "topr"
     max_ratio: float = Field(default=1.0, gt=0, description="Where the weight of a bad answer is cut.")
 
@@ -178,10 +195,15 @@ class ASPOOptions(PolicyLossBase):
     """ASPO: the importance weight of good tokens is turned over."""
 
     acts_through_ratio: ClassVar[tuple[str, ...]] = ("eps_clip", "eps_clip_high", "max_weight")
+    caps_a_weight: ClassVar[str | None] = "max_weight"
     kind: Literal["aspo"] = "aspo"
     eps_clip: float = Field(default=0.2, ge=0, lt=1, description="Distance of PPO's lower bound from 1.")
     eps_clip_high: float = Field(default=0.28, ge=0, description="Distance of PPO's upper bound from 1.")
-    max_weight: float = Field(default=3.0, gt=0, description="Where a weight is cut; its token keeps its gradient.")
+    max_weight: float = Field(
+        default=3.0,
+        gt=0,
+        description="Where the weight of a good token is cut, its gradient kept; the paper gives no value, 3.0 is strop's.",
+    )
 
 
 PolicyLossOptions = Annotated[

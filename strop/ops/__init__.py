@@ -1,22 +1,88 @@
-"""The mathematics of RL post-training as pure functions on tensors. Needs torch, nothing else."""
+"""The mathematics of RL post-training as pure functions on tensors. Needs torch, nothing else.
 
-from strop.ops.advantages import group_advantages, whiten
+Every public function is a name of this package: `strop.ops.gspo`, `strop.ops.rloo`, `strop.ops.kl_estimate`.
+"""
+
+from strop.ops.advantages import (
+    discounted_returns,
+    gdpo,
+    group_advantages,
+    last_token_rewards,
+    maxrl,
+    opo,
+    pass_at_k,
+    reinforce_plus_plus,
+    reinforce_plus_plus_baseline,
+    rloo,
+    whiten,
+)
+from strop.ops.correction import mask, opsm, truncate, veto
 from strop.ops.kl import kl_estimate
 from strop.ops.logprobs import LinearLogprobs, linear_logprobs, logits_entropy, token_logprobs
-from strop.ops.policy_loss import TokenLoss, cispo, dual_clipped, ppo_clip
+from strop.ops.policy_loss import (
+    DEFAULT_MAX_DIVERGENCE,
+    MAX_LOG_RATIO,
+    TokenLoss,
+    aspo,
+    cispo,
+    clip_cov,
+    covariances,
+    covariances_in_band,
+    dppo,
+    dual_clipped,
+    gmpo,
+    gspo,
+    gspo_token,
+    importance_sampling,
+    kl_cov,
+    largest_covariances,
+    ppo_clip,
+    reinforce,
+    sapo,
+    topr,
+)
 from strop.ops.weights import token_weights
 
 __all__ = [
+    "DEFAULT_MAX_DIVERGENCE",
+    "MAX_LOG_RATIO",
     "LinearLogprobs",
     "TokenLoss",
+    "aspo",
     "cispo",
+    "clip_cov",
+    "covariances",
+    "covariances_in_band",
+    "discounted_returns",
+    "dppo",
     "dual_clipped",
+    "gdpo",
+    "gmpo",
     "group_advantages",
+    "gspo",
+    "gspo_token",
+    "importance_sampling",
+    "kl_cov",
     "kl_estimate",
+    "largest_covariances",
+    "last_token_rewards",
     "linear_logprobs",
     "logits_entropy",
+    "mask",
+    "maxrl",
+    "opo",
+    "opsm",
+    "pass_at_k",
     "ppo_clip",
+    "reinforce",
+    "reinforce_plus_plus",
+    "reinforce_plus_plus_baseline",
+    "rloo",
+    "sapo",
     "token_logprobs",
     "token_weights",
+    "topr",
+    "truncate",
+    "veto",
     "whiten",
 ]

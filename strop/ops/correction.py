@@ -101,7 +101,7 @@ def mask(
 def veto(
     old_logprobs: Tensor, rollout_logprobs: Tensor, loss_mask: Tensor, sequence_ids: Tensor, *, min_token_ratio: float
 ) -> Tensor:
-    """0 for every token of a sequence in which one trainable token's ratio falls below min_token_ratio, else 1.
+    """0 for every trainable token of a sequence in which one of them has a ratio below min_token_ratio, else 1.
 
     Arguments, result and errors as in `truncate`; min_token_ratio > 0.
 
@@ -113,7 +113,8 @@ def veto(
         raise ValueError(f"min_token_ratio must be > 0, got {min_token_ratio}.")
     ratio = _ratio(old_logprobs, rollout_logprobs, loss_mask, sequence_ids, "token")
     bad = ((ratio < min_token_ratio) & loss_mask).to(ratio.dtype)
-    return (sequence_sum(bad, loss_mask, sequence_ids) == 0).to(ratio.dtype)
+    is_vetoed = (sequence_sum(bad, loss_mask, sequence_ids) > 0) & loss_mask
+    return torch.where(is_vetoed, torch.zeros_like(ratio), torch.ones_like(ratio))
 
 
 def opsm(

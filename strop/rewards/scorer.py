@@ -44,7 +44,8 @@ class Scorer:
     Args:
         score: takes a `Rollout` and returns a number or None; with is_batched, takes a list and returns as many.
         name: of the function, for messages.
-        on_error: when `score` raises or a score is not finite: raise RewardError, score 0.0, or leave the rollout out.
+        on_error: when `score` raises or a score is not finite: raise RewardError, score 0.0 (in each name, where others of the
+            batch have named rewards), or leave the rollout out.
         is_batched: `score` takes a list.
         metrics: called after each batch for counts of the function's own.
 
@@ -78,15 +79,19 @@ class Scorer:
         """
         asked = [rollout for rollout in rollouts if rollout.excluded is None]
         outcomes = self._score_batch(asked) if self._is_batched else (self._score_one(rollout) for rollout in asked)
-        num_errors, results = 0, iter(outcomes)
+        results = iter(outcomes)
         scored: list[Rollout] = []
-        for rollout in rollouts:
+        failed: list[int] = []
+        for place, rollout in enumerate(rollouts):
             outcome = None if rollout.excluded else next(results)
-            num_errors += isinstance(outcome, _Failure)
+            if isinstance(outcome, _Failure):
+                failed.append(place)
             scored.append(rollout if rollout.excluded else self._settle(rollout, outcome))
+        if self._on_error == "zero":
+            _name_zeros(scored, failed)
         num_excluded = sum(rollout.excluded is not None for rollout in scored)
         metrics: StepMetrics = {
-            "reward/num_errors": Metric("sum", num_errors),
+            "reward/num_errors": Metric("sum", len(failed)),
             "reward/num_excluded": Metric("sum", num_excluded),
         }
         return Scored(tuple(scored), metrics | (self._metrics() if self._metrics else {}))
@@ -149,6 +154,11 @@ class Scorer:
                     f"{self.name} must return a number for each named reward, got {value!r} for {name!r} of prompt row "
                     f"{rollout.prompt.row}."
                 )
+            if str(name) in parts:
+                raise RewardError(
+                    f"{self.name} must return named rewards whose names differ as text, got {str(name)!r} twice in "
+                    f"{list(values)} for prompt row {rollout.prompt.row}."
+                )
             found = self._checked(value, rollout)
             if not isinstance(found, float):
                 return found if isinstance(found, _Failure) else None
@@ -185,3 +195,10 @@ class Scorer:
         if self._on_error == "zero":
             return replace(rollout, reward=0.0)
         return replace(rollout, reward=None, excluded=outcome.excluded)
+
+
+def _name_zeros(scored: list[Rollout], failed: list[int]) -> None:
+    """Where others of the batch have named rewards, a failed rollout that scores 0 scores 0 in each name."""
+    names = next((rollout.reward_parts for rollout in scored if rollout.reward_parts), None)
+    for place in failed if names else ():
+        scored[place] = replace(scored[place], reward_parts=dict.fromkeys(names or (), 0.0))

@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 
 from strop import interrupts
-from strop.algorithms import ScoredTokens
+from strop.algorithms import PolicyObjective, ScoredTokens
 from strop.config.advantage import NEEDS_GROUP
 from strop.data import Batch, build_batch
 from strop.observe.metrics_file import append_metrics
@@ -20,7 +20,7 @@ from strop.rollout import mix_seed, sample_group
 from strop.runtime.evaluation import answer_all
 from strop.runtime.resume import save_checkpoint
 from strop.runtime.session import Session
-from strop.types import Group, Metric, Prompt, Rollout, Sampling, StepMetrics, merge_metrics
+from strop.types import Group, Metric, Prompt, RewardError, Rollout, Sampling, StepMetrics, merge_metrics
 
 
 async def train_steps(session: Session) -> None:
@@ -132,7 +132,7 @@ def weigh(session: Session, rollouts: Sequence[Rollout]) -> Batch:
             lengths=torch.tensor([r.num_response_tokens for r in scored], dtype=torch.int64),
             loss_mask=batch.loss_mask,
             sequence_ids=batch.sequence_ids,
-            reward_parts=_reward_parts(scored),
+            reward_parts=_reward_parts(scored) if session.config.algorithm.advantage.kind == "gdpo" else None,
             old_logprobs=batch.old_logprobs,
             ref_logprobs=batch.ref_logprobs,
         )
@@ -143,13 +143,33 @@ def weigh(session: Session, rollouts: Sequence[Rollout]) -> Batch:
     return batch.select([i for i, rollout in enumerate(scored) if rollout.finish_reason != "length"])
 
 
-def _reward_parts(rollouts: Sequence[Rollout]) -> torch.Tensor | None:
-    """Several named rewards of each rollout as [S, K], if every rollout has the same names."""
-    names = {tuple(sorted(r.reward_parts or ())) for r in rollouts}
-    if len(names) != 1 or names == {()}:
-        return None
-    (order,) = names
-    return torch.tensor([[(r.reward_parts or {})[n] for n in order] for r in rollouts], dtype=torch.float64)
+def _reward_parts(rollouts: Sequence[Rollout]) -> torch.Tensor:
+    """The named rewards of each rollout as [S, K], names in alphabetical order.
+
+    Raises:
+        RewardError: no rollout has named rewards, or two have different names.
+    """
+    if not rollouts:
+        return torch.zeros(0, 1, dtype=torch.float64)
+    first, names = rollouts[0], sorted(rollouts[0].reward_parts or ())
+    for other in rollouts:
+        if sorted(other.reward_parts or ()) != names:
+            raise RewardError(
+                "algorithm.advantage.kind = gdpo needs the same named rewards of every rollout of a batch, got "
+                f"{_named(first)} and {_named(other)}. Return every name each time, with 0 where it does not apply."
+            )
+    if not names:
+        failed = " With reward.on_error = zero a score that failed is 0, and here all are 0."
+        raise RewardError(
+            "algorithm.advantage.kind = gdpo needs a reward function that returns several named rewards as a dict, got a plain "
+            f"number for every rollout of the batch.{'' if any(r.reward for r in rollouts) else failed}"
+        )
+    return torch.tensor([[(r.reward_parts or {})[n] for n in names] for r in rollouts], dtype=torch.float64)
+
+
+def _named(rollout: Rollout) -> str:
+    what = ", ".join(sorted(rollout.reward_parts)) if rollout.reward_parts else "a plain number"
+    return f"{what} for prompt row {rollout.prompt.row}, sample {rollout.sample}"
 
 
 def _with_needed_logprobs(session: Session, batch: Batch) -> Batch:
@@ -170,24 +190,33 @@ def learn(session: Session, batch: Batch) -> list[StepMetrics]:
     with session.console.phase("train", updates):
         parts = _split(batch, session.step, session.config.rollout.prompts_per_step, updates)
         with _all_or_nothing(session) if updates > 1 else nullcontext():
-            metrics = []
+            metrics, steps_before = [], session.trainer.num_steps
             for done, part in enumerate(parts):
-                metrics.append(session.trainer.step(_prepared(session, part, done), session.objective))
+                updates_done = session.trainer.num_steps - steps_before  # a part without trainable tokens makes none
+                ready = prepare_update(session.objective, part, updates_done=updates_done)
+                metrics.append(session.trainer.step(ready, session.objective))
                 session.console.advance(done + 1)
     return metrics
 
 
-def _prepared(session: Session, part: Batch, done: int) -> Batch:
-    """A part of the batch with its token weights, and what the policy loss singles out in it."""
-    tensors = session.objective.step_tensors(
+def prepare_update(objective: PolicyObjective, part: Batch, *, updates_done: int) -> Batch:
+    """A part of the batch as one optimizer step: its token weights, what the policy loss singles out, and what the ratio
+    divides by. `updates_done`: how many updates of this batch were made before."""
+    tensors = objective.step_tensors(
         loss_mask=part.loss_mask,
         sequence_ids=part.sequence_ids,
         group_ids=part.group_ids,
         old_logprobs=part.old_logprobs,
         advantages=part.advantages,
     )
-    compares_now = session.objective.options.old_logprobs == "rollout"
-    return replace(part, **tensors, measures_gap=done == 0 or not compares_now)
+    is_first, compares_now = updates_done == 0, objective.options.old_logprobs == "rollout"
+    part = replace(part, **tensors, measures_gap=is_first or not compares_now)
+    if not is_first or compares_now:
+        return part
+    # No update has been made: old policy and policy are one, and every ratio is 1. The pass that old_logprobs come from was
+    # cut differently and differs by rounding, which a kink at r = 1 would turn into a gradient of the rounding's sign. With
+    # None the trainer takes the step's own log-probabilities. Only now: step_tensors chooses tokens by the computed ones.
+    return replace(part, old_logprobs=None)
 
 
 @contextmanager

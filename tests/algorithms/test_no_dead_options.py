@@ -54,6 +54,8 @@ for _kind in ADVANTAGES:
     BASES[_kind] = TWO | {"advantage": {"kind": _kind}}
 for _kind in CORRECTIONS:
     BASES[_kind] = TWO | {"correction": {"kind": _kind}}
+for _kind in ("topr", "dppo", "aspo"):  # a weight of 1 is cut by a cap below 1
+    BASES[f"{_kind}, one update"] = {"policy_loss": {"kind": _kind}}
 BASES["pass_at_k"]["advantage"] |= {"success_reward": 2.0}
 # Among 46 tokens the default share is one token, and covariances are far below 1.
 BASES["clip_cov"]["policy_loss"] |= {"cov_fraction": 0.2, "cov_low": 0.1, "cov_high": 9.0}

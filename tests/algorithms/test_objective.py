@@ -15,7 +15,7 @@ import torch
 
 from strop.algorithms import ADVANTAGES, LikelihoodObjective, PolicyObjective, ScoredTokens, TrainableTokens
 from strop.config import AlgorithmOptions
-from strop.types import Metric, RewardError, merge_metrics
+from strop.types import Metric, merge_metrics
 
 F64 = torch.float64
 RATIOS = (1.5, 0.5, 4.0, 1.1)
@@ -103,8 +103,17 @@ def test_metrics_by_hand():
     # |old - rollout| = .1, .3, 0, .2
     assert found["logprob_gap"] == pytest.approx(0.15, rel=1e-6)
     assert found["logprob_gap_max"] == pytest.approx(0.3, rel=1e-6)
-    # 1/r + ln r - 1: .0721318 + .3068528 + .6362944 + .0044011 = 1.0196801, over 4
-    assert found["kl_old_k3"] == pytest.approx(0.2549200, abs=1e-6)
+    # r - 1 - ln r: .0945349 + .1931472 + 1.6137056 + .0046898 = 1.9060775, over 4
+    assert found["kl_old_policy_k3"] == pytest.approx(0.4765194, abs=1e-6)
+
+
+def test_over_samples_of_the_old_policy_kl_old_policy_k3_is_the_kl_from_old_to_policy():
+    # old (.5, .25, .25), now (.2, .4, .4), each token as often as the old policy draws it:
+    # KL(old || now) = .5 ln(.5 / .2) + .5 ln(.25 / .4) = .2231436; KL(now || old) would be .1927450
+    old = torch.tensor([0.5, 0.5, 0.25, 0.25]).log()
+    now = torch.tensor([0.2, 0.2, 0.4, 0.4]).log()
+    found = values(objective(policy_loss=PPO).loss(replace(tokens(), logprobs=now, old_logprobs=old))[1])
+    assert found["kl_old_policy_k3"] == pytest.approx(0.2231436, abs=1e-6)
 
 
 def test_cispo_counts_the_weights_that_it_cut():
@@ -185,9 +194,9 @@ def scored(rewards, *, groups, sequence_ids, loss_mask=None, **more):
 @pytest.mark.parametrize("kind", sorted(set(ADVANTAGES) - {"gdpo", "pass_at_k"}))
 def test_rollouts_of_one_token_each_get_the_advantage_of_their_own_rollout(kind):
     # As many tokens as rollouts: a result per rollout must not pass for one per token, nor the other way round.
-    # Rewards 1 and 0 of one group: every estimator gives the first the positive advantage.
-    found = objective(advantage={"kind": kind}).advantages(scored([1.0, 0.0], groups=[0, 0], sequence_ids=[0, 1]))
-    assert found[0] > 0 > found[1]
+    # Rewards 1 and 0 of one group: every estimator gives rollout 0, whose token comes second, the positive advantage.
+    found = objective(advantage={"kind": kind}).advantages(scored([1.0, 0.0], groups=[0, 0], sequence_ids=[1, 0]))
+    assert found[1] > 0 > found[0]
 
 
 def test_whitening_is_over_tokens_not_over_rollouts():
@@ -215,11 +224,6 @@ def test_the_kl_in_the_reward_is_taken_from_each_tokens_return(unused):
         )
     )
     assert found.tolist() == pytest.approx([0.0, 0.48418, 0.66575, -1.14993], abs=2e-5)
-
-
-def test_gdpo_without_named_rewards_is_an_error_that_says_what_it_wants():
-    with pytest.raises(RewardError, match="several named rewards as a dict"):
-        objective(advantage={"kind": "gdpo"}).advantages(scored([1.0, 0.0], groups=[0, 0], sequence_ids=[0, 1]))
 
 
 # One prompt (group 4) with sequences of 1 and 3 trainable tokens, another (group 9) with one of 2, limit 8 tokens.
@@ -377,6 +381,9 @@ def test_a_kl_below_its_target_lowers_the_coefficient():
     # .193147 / .2 - 1 = -.034265, over 10 batches: .1 (1 - .0034265)
     found = objective(kl={"coef": 0.1, "target": 0.2, "horizon_steps": 10})
     assert found.adapt(found.loss(tokens())[1])["kl_coef"].value == pytest.approx(0.09965735, abs=1e-7)
+    # .193147 / 10 - 1 = -.98 is held at -.2: .1 (1 - .2 / 10)
+    found = objective(kl={"coef": 0.1, "target": 10.0, "horizon_steps": 10})
+    assert found.adapt(found.loss(tokens())[1])["kl_coef"].value == pytest.approx(0.098, abs=1e-12)
 
 
 @pytest.mark.parametrize(

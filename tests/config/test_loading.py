@@ -225,8 +225,59 @@ def test_updates_must_divide_the_prompts_of_a_step(refusal, load):
     assert load(flags=["--prompts-per-step", "6", "--updates-per-batch", "3"]).num_optimizer_steps == 300
 
 
-def test_one_sample_per_prompt_is_refused_with_a_group_baseline(refusal):
-    assert refusal(flags=["--group-size", "1"]).startswith("rollout.group_size must be 2 or more")
+GROUP_KINDS = ["group", "rloo", "opo", "maxrl", "gdpo", "reinforce_plus_plus_baseline"]
+
+
+@pytest.mark.parametrize("kind", GROUP_KINDS)
+def test_one_sample_per_prompt_is_refused_with_a_group_baseline(refusal, load, kind):
+    flags = ["--group-size", "1", "--algorithm.advantage.kind"]
+    assert refusal(flags=[*flags, kind]).startswith(
+        f"rollout.group_size must be 2 or more with algorithm.advantage.kind = {kind}"
+    )
+    assert load(flags=[*flags, "reinforce_plus_plus"]).rollout.group_size == 1
+
+
+# what is set, the option that is refused with its reason, and the value with which all of it is taken
+IN_REWARD = {"kl.coef": 0.1, "kl.place": "reward"}
+CONTRADICTIONS = [
+    (IN_REWARD, "kl.place", "must be loss", "loss"),
+    (IN_REWARD | {"kl.unbiased": True, "advantage.kind": "reinforce_plus_plus"}, "kl.unbiased", "must be false", False),
+    ({"old_logprobs": "rollout", "correction.kind": "truncate"}, "correction.kind", "must be none", "none"),
+    ({"old_logprobs": "rollout", "veto_ratio": 0.1}, "veto_ratio", "must be none", "none"),
+    (
+        {"correction.kind": "mask", "correction.min_ratio": 2.0, "correction.max_ratio": 1.0},
+        "correction.min_ratio",
+        "must be at most max_ratio, got 2 and 1",
+        1.0,
+    ),
+    (
+        {"policy_loss.kind": "clip_cov", "policy_loss.cov_low": 2.0, "policy_loss.cov_high": 1.0},
+        "policy_loss.cov_low",
+        "must be at most cov_high, got 2 and 1",
+        1.0,
+    ),
+    (
+        {"advantage.kind": "pass_at_k", "advantage.k": 8},
+        "advantage.k",
+        "must be below rollout.group_size, got 8 and 8",
+        7,
+    ),
+    *(
+        ({"whiten_advantages": True, "advantage.kind": kind}, "whiten_advantages", "must be false, got true", False)
+        for kind in ("gdpo", "reinforce_plus_plus", "reinforce_plus_plus_baseline")
+    ),
+]
+
+
+@pytest.mark.parametrize("options, key, reason, right", CONTRADICTIONS)
+def test_options_that_contradict_each_other_are_refused_until_one_is_mended(refusal, load, options, key, reason, right):
+    def of_algorithm(table):
+        return {f"algorithm.{name}": value for name, value in table.items()}
+
+    message = refusal("[rollout]\ngroup_size = 8", of_algorithm(options))
+    assert message.startswith(f"algorithm.{key} {reason}")
+    assert message.count("\n") == 0
+    load("[rollout]\ngroup_size = 8", of_algorithm(options | {key: right}))
 
 
 def test_a_dual_clip_cap_inside_the_band_is_refused(refusal, load):
@@ -267,6 +318,13 @@ IDLE = [
     ("[algorithm.policy_loss]\neps_clip_high = 0.3", "algorithm.policy_loss.eps_clip_high"),
     ("[algorithm.policy_loss]\neps_clip_c = 3.0", "algorithm.policy_loss.eps_clip_c"),
     ('[algorithm.policy_loss]\nkind = "cispo"\neps_clip_high = 2.0', "algorithm.policy_loss.eps_clip_high"),
+    ("[algorithm.kl]\nunbiased = true", "algorithm.kl.unbiased"),
+    ("[algorithm.kl]\ntarget = 0.1", "algorithm.kl.target"),
+    ("[algorithm.kl]\nrefresh_steps = 3", "algorithm.kl.refresh_steps"),
+    ("[algorithm.kl]\ncoef = 0.1\nhorizon_steps = 3", "algorithm.kl.horizon_steps"),
+    ("[algorithm]\nentropy_step = 0.1", "algorithm.entropy_step"),
+    ("[algorithm]\nopsm_delta = 0.1", "algorithm.opsm_delta"),
+    ('[algorithm]\nold_logprobs = "rollout"\n[algorithm.policy_loss]\nkind = "reinforce"', "algorithm.old_logprobs"),
     ("[eval]\nevery_steps = 5", "eval.every_steps"),
     ("[eval]\ngreedy = false", "eval.greedy"),
     ("[eval]\nnum_samples = 5", "eval.num_samples"),
@@ -299,6 +357,50 @@ def test_an_option_that_cannot_act_is_refused(refusal, more, key):
 )
 def test_the_same_option_is_taken_once_it_can_act(load, more, flags):
     load(more, flags=flags)
+
+
+@pytest.mark.parametrize("kind, name", [("topr", "max_ratio"), ("dppo", "max_ratio"), ("aspo", "max_weight")])
+def test_a_cap_below_1_cuts_ratios_of_1_and_is_taken_with_one_update(load, refusal, kind, name):
+    table = f'[algorithm.policy_loss]\nkind = "{kind}"\n{name} = '
+    assert getattr(load(table + "0.5").algorithm.policy_loss, name) == 0.5
+    assert refusal(table + "1.5").startswith(f"algorithm.policy_loss.{name} = 1.5")
+
+
+GAMMA = '[algorithm.advantage]\nkind = "reinforce_plus_plus"\ngamma = 0.9\n'
+KL_IN_REWARD = '[algorithm.kl]\ncoef = 0.1\nplace = "reward"\n[algorithm.advantage]\nkind = "{}"\n'
+VARYING = {
+    "algorithm.advantage.gamma = 0.9": GAMMA,
+    "algorithm.kl.place = reward": KL_IN_REWARD.format("reinforce_plus_plus"),
+    "algorithm.kl.place = reward, baseline": KL_IN_REWARD.format("reinforce_plus_plus_baseline"),
+}
+
+
+@pytest.mark.parametrize("kind", ["gspo", "gmpo", "topr"])
+@pytest.mark.parametrize("cause, tables", VARYING.items(), ids=VARYING)
+def test_a_loss_of_whole_sequences_refuses_advantages_that_differ_within_one(refusal, kind, cause, tables):
+    message = refusal(tables, flags=[f"--algorithm.policy_loss.kind={kind}"])
+    cause = cause.removesuffix(", baseline")
+    assert message.startswith(f"algorithm.policy_loss.kind must not be {kind} with {cause}, got {kind}: ")
+    assert "Use gspo_token" in message
+    assert message.count("\n") == 0
+
+
+@pytest.mark.parametrize("kind", ["gspo_token", "ppo_clip", "reinforce"])
+@pytest.mark.parametrize("tables", VARYING.values(), ids=VARYING)
+def test_a_loss_of_tokens_takes_advantages_that_differ_within_a_sequence(load, kind, tables):
+    load(tables, flags=[f"--algorithm.policy_loss.kind={kind}"])
+
+
+@pytest.mark.parametrize("kind", ["gspo", "gmpo", "topr"])
+def test_a_loss_of_whole_sequences_takes_advantages_that_are_one_per_sequence(load, kind):
+    load('[algorithm.advantage]\nkind = "reinforce_plus_plus"', flags=[f"--algorithm.policy_loss.kind={kind}"])
+    load("[algorithm.kl]\ncoef = 0.1", flags=[f"--algorithm.policy_loss.kind={kind}"])
+
+
+def test_a_negative_entropy_weight_is_refused_with_a_target_and_taken_without(refusal, load):
+    assert load("[algorithm]\nentropy_coef = -0.1").algorithm.entropy_coef == -0.1
+    message = refusal("[algorithm]\nentropy_coef = -0.1\nentropy_target = 0.2")
+    assert message.startswith("algorithm.entropy_coef must be >= 0 with algorithm.entropy_target, got -0.1")
 
 
 def test_an_idle_option_at_its_default_is_no_mistake(load):

@@ -15,6 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from strop.algorithms import CORRECTIONS, POLICY_LOSSES, PolicyObjective
 from strop.config import AlgorithmOptions, TrainConfig, make_config
 from strop.data import build_batch
+from strop.runtime.loop import prepare_update
 from strop.trainers import TorchTrainer
 from strop.types import ConfigError, Prompt, Rollout
 
@@ -208,16 +209,10 @@ def made_batch(rows=ROWS):
     )
 
 
-def prepared(batch, objective):
-    """The batch as one optimizer step, as the loop prepares it: before it is cut."""
-    tensors = objective.step_tensors(
-        loss_mask=batch.loss_mask,
-        sequence_ids=batch.sequence_ids,
-        group_ids=batch.group_ids,
-        old_logprobs=batch.old_logprobs,
-        advantages=batch.advantages,
-    )
-    return replace(batch, **tensors)
+def prepared(batch, objective, *, updates_done=1):
+    """The batch as one optimizer step, as the loop prepares it: a later update of its rollouts unless told otherwise, so
+    that ratios are those to the batch's old_logprobs."""
+    return prepare_update(objective, batch, updates_done=updates_done)
 
 
 def planted(batch, values):

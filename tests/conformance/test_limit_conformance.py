@@ -76,8 +76,9 @@ def test_a_step_is_the_objective_weighed_by_counting(name):
 def check_on_policy(loss, reduction):
     """Where old = current, the gradient is that of REINFORCE: -A by each logprob."""
     objective = suite.make_objective({"policy_loss": LOSSES[loss], "reduction": reduction})
-    batch = suite.prepared(suite.made_batch(), objective)  # what is selected depends on old_logprobs that differ
-    _, gradients = suite.stepped(replace(batch, old_logprobs=None), objective)
+    # as the first update of a batch; what is selected depends on old_logprobs that differ
+    batch = suite.prepared(suite.made_batch(), objective, updates_done=0)
+    _, gradients = suite.stepped(batch, objective)
     advantages = batch.advantages.double()
     if LOSSES[loss]["kind"] in LEAVES_OUT_SELECTED:
         assert batch.selected.any()

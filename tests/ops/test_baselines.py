@@ -157,7 +157,9 @@ def test_pass_at_k_by_hand():
 
 def slow_pass_at_k(rewards, k):
     """Every set of k is formed, scored 1 if one of it succeeds, normalised over all sets, and averaged over the sets that
-    a rollout is in."""
+    a rollout is in; 0 with one set or none."""
+    if len(rewards) <= k:
+        return [0.0] * len(rewards)
     sets = list(combinations(range(len(rewards)), k))
     passes = [float(any(rewards[i] >= 1 for i in chosen)) for chosen in sets]
     mean = math.fsum(passes) / len(sets)
@@ -172,22 +174,15 @@ def slow_pass_at_k(rewards, k):
 
 
 @seeded
-@given(st.lists(st.integers(0, 2), min_size=2, max_size=3), st.data())
+@given(st.lists(st.integers(1, 6), min_size=2, max_size=3), st.data())
 def test_pass_at_k_equals_the_average_over_all_sets(sizes, data):
-    k = data.draw(st.integers(1, min(sizes) + 2))
-    groups = [g for g, size in enumerate(sizes) for _ in range(size + 2)]
+    k = data.draw(st.integers(1, 6))
+    groups = [g for g, size in enumerate(sizes) for _ in range(size)]
     rewards = data.draw(st.lists(st.sampled_from([0.0, 0.5, 1.0, 2.0]), min_size=len(groups), max_size=len(groups)))
     rollouts = list(zip(rewards, groups, groups, strict=True))
     found = pass_at_k(torch.tensor(rewards, dtype=F64), torch.tensor(groups), k=k).tolist()
     expected = by_group(rollouts, lambda r, _: slow_pass_at_k(r, k))
     assert found == pytest.approx(expected, rel=1e-9, abs=1e-9)
-
-
-def test_pass_at_1_is_grpo_with_the_deviation_of_the_whole_group():
-    # rewards 0 and 1: the deviation with n in the denominator, sqrt(n / (n - 1)) times GRPO's
-    rewards, groups = torch.tensor([1.0, 0.0, 0.0, 1.0, 0.0], dtype=F64), torch.zeros(5, dtype=torch.long)
-    grpo = group_advantages(rewards, groups, std_eps=1e-12)
-    assert torch.allclose(pass_at_k(rewards, groups, k=1), grpo * math.sqrt(5 / 4), rtol=1e-10, atol=0)
 
 
 @pytest.mark.parametrize("rewards", [[1.0, 1.0, 1.0], [0.0, 0.0, 0.0], [1.0, 1.0, 0.0]])
@@ -211,10 +206,43 @@ def test_pass_at_k_of_a_large_group_does_not_overflow():
     assert found[7].item() == pytest.approx(1.1055, abs=1e-4)
 
 
-@pytest.mark.parametrize("k", [0, -1, 3])
-def test_a_k_that_does_not_fit_the_smallest_group_is_refused(k):
-    with pytest.raises(ValueError, match=rf"k must be between 1 and the smallest group, got {k}"):
+@pytest.mark.parametrize("k", [0, -1])
+def test_a_k_below_1_is_refused(k):
+    with pytest.raises(ValueError, match=rf"k must be >= 1, got {k}"):
         pass_at_k(torch.zeros(5), torch.tensor([0, 0, 1, 1, 1]), k=k)
+
+
+def test_a_group_with_one_set_of_k_or_none_gives_zero_and_leaves_the_others_alone():
+    # groups of 1, 2 and 3 beside the one that is worked by hand above, k = 2 and 3
+    rewards = torch.tensor([1.0, 0.0, 1.0, 1.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0])
+    groups = torch.tensor([5, 6, 6, 7, 7, 7, 8, 8, 8, 8])
+    assert pass_at_k(rewards, groups, k=3)[:6].tolist() == [0.0] * 6
+    found = pass_at_k(rewards, groups, k=2)
+    assert found[:3].tolist() == [0.0] * 3
+    assert found[6:].tolist() == pytest.approx([1.0, -0.33333, -0.33333, -0.33333], abs=1e-5)
+    assert found[3].item() > 0
+
+
+@seeded
+@given(st.integers(2, 60), st.data())
+def test_pass_at_k_sums_to_zero_in_a_group(size, data):
+    k, successes = data.draw(st.integers(1, size - 1)), data.draw(st.integers(0, size))
+    rewards = torch.tensor([1.0] * successes + [0.0] * (size - successes), dtype=F64)
+    found = pass_at_k(rewards, torch.zeros(size, dtype=torch.long), k=k)
+    assert abs(found.sum().item()) <= 1e-9 * max(1.0, found.abs().sum().item())
+    if 0 < successes <= size - k:
+        assert found[0] > 0 > found[-1]
+
+
+@seeded
+@given(st.lists(st.booleans(), min_size=2, max_size=40))
+def test_pass_at_1_is_the_distance_from_the_mean_in_population_deviations(passed):
+    rewards = [float(p) for p in passed]
+    mean = math.fsum(rewards) / len(rewards)
+    std = math.sqrt(math.fsum((r - mean) ** 2 for r in rewards) / len(rewards))
+    expected = [(r - mean) / std if std else 0.0 for r in rewards]
+    found = pass_at_k(torch.tensor(rewards, dtype=F64), torch.zeros(len(rewards), dtype=torch.long), k=1)
+    assert found.tolist() == pytest.approx(expected, rel=1e-9, abs=1e-9)
 
 
 # ---- GDPO ------------------------------------------------------------------------------------------------------------

@@ -146,6 +146,15 @@ def test_gmpo_by_hand():
     assert gradient(loss, tokens.logprobs).tolist() == pytest.approx(expected, abs=1e-6)
 
 
+def test_where_every_token_is_clipped_gmpo_keeps_its_value_and_has_no_gradient_at_all():
+    # A = 1: .6 and .9 -> .4 and .4: -e^.4 = -1.491825.  A = -2: -.6 and -.5 -> -.4: 2 e^-.4 = 1.340640
+    tokens = two_sequences([0.6, 0.9], [-0.6, -0.5], 1.0, -2.0)
+    loss, clipped = gmpo(*tokens, eps_clip=0.4, eps_clip_high=0.4)
+    assert loss.tolist() == pytest.approx([-1.491825, -1.491825, 1.340640, 1.340640], abs=1e-6)
+    assert clipped.all()
+    assert gradient(loss, tokens.logprobs).tolist() == [0.0] * 4
+
+
 @pytest.mark.parametrize("band", [(0.4, 0.4), (0.1, 0.9), (0.0, 0.0), (math.inf, math.inf)])
 @seeded
 @given(sequences=SEQUENCES)

@@ -286,6 +286,15 @@ def test_a_divergence_that_does_not_exist_is_refused():
         dppo(*[torch.zeros(1)] * 3, divergence="js", max_divergence=0.1)
 
 
+@pytest.mark.parametrize("divergence, inside, outside", [("tv", 0.649, 0.651), ("kl", 0.653, 0.655)])
+def test_without_a_bound_of_its_own_dppo_has_that_of_the_kind(divergence, inside, outside):
+    # From q = .5, tv: .15 is at p = .65. kl: .5 ln(.25 / (p (1 - p))) = .05 at p (1 - p) = .25 e^-.1 = .226209,
+    # p = .5 + sqrt(.25 - .226209) = .654243
+    for p, is_clipped in ((inside, False), (outside, True)):
+        found = dppo(*of_probabilities([p], [0.5], [1.0]), divergence=divergence)
+        assert found.clipped.item() == is_clipped
+
+
 # ---- ASPO ------------------------------------------------------------------------------------------------------------
 
 
@@ -296,8 +305,8 @@ def test_a_divergence_that_does_not_exist_is_refused():
         (0.1, 1.0, 3.0, True),  # 1 / .1 = 10, cut at 3
         (1.25, 1.0, 0.8, False),  # inside 1.28
         (1.5, 1.0, 0.0, True),  # above 1.28: PPO would clip it
-        (1.5, -1.0, 1.5, False),  # A < 0 keeps r, and has no upper bound but the cut
-        (9.0, -1.0, 3.0, True),
+        (1.5, -1.0, 1.5, False),  # A < 0 keeps r, and has no upper bound
+        (9.0, -1.0, 9.0, False),
         (0.7, -1.0, 0.0, True),  # below .8
         (0.7, 0.0, 0.7, False),
     ],
@@ -318,26 +327,26 @@ def test_aspo_equals_the_slow_reference(bounds, sample):
 
     def slow(x, log_ratio, advantage):
         ratio = math.exp(log_ratio)
-        weight = math.exp(-log_ratio) if advantage > 0 else ratio
+        weight = min(math.exp(-log_ratio), cap) if advantage > 0 else ratio
         kept = ratio <= 1 + high if advantage > 0 else ratio >= 1 - low if advantage < 0 else True
-        used = min(weight, cap) if kept else 0.0
-        return -used * advantage * x, -used * advantage, not kept or weight > cap
+        used = weight if kept else 0.0
+        return -used * advantage * x, -used * advantage, not kept or (advantage > 0 and 1 / ratio > cap)
 
     def edges(_, log_ratio, advantage):
         ratio = math.exp(log_ratio)
-        return ratio - 1 - high, ratio - 1 + low, ratio - cap, 1 / ratio - cap
+        return ratio - 1 - high, ratio - 1 + low, 1 / ratio - cap
 
     agrees(lambda *t: aspo(*t, eps_clip=low, eps_clip_high=high, max_weight=cap), sample, slow, edges=edges)
 
 
 @seeded
 @given(SAMPLES)
-def test_without_bounds_aspo_is_cispo_for_bad_tokens(sample):
+def test_for_bad_tokens_the_gradient_of_aspo_is_that_of_ppo_clip_whatever_the_cut_of_its_weight(sample):
     logprobs, old, advantages = tensors([(x, d, -abs(a)) for x, d, a in sample])
-    a = aspo(logprobs, old, advantages, eps_clip=1.0, eps_clip_high=math.inf, max_weight=math.inf)
-    b = cispo(logprobs, old, advantages, eps_clip=1.0, eps_clip_high=math.inf)
-    assert torch.equal(a.loss, b.loss)
-    assert torch.equal(gradient(a.loss, logprobs), gradient(b.loss, logprobs))
+    a = aspo(logprobs, old, advantages, eps_clip=0.2, eps_clip_high=0.28, max_weight=0.5)
+    b = ppo_clip(logprobs, old, advantages, eps_clip=0.2, eps_clip_high=0.28)
+    assert torch.equal(a.clipped, b.clipped)
+    assert torch.allclose(gradient(a.loss, logprobs), gradient(b.loss, logprobs), rtol=1e-12, atol=0)
 
 
 @pytest.mark.parametrize("max_weight", [0.0, -1.0, math.nan])

@@ -135,6 +135,30 @@ def test_several_named_rewards_are_added_and_kept_apart(score_with, batched):
     assert [r.reward_parts for r in scored.rollouts] == [{"right": 1.0, "short": 0.25}] * 4
 
 
+@pytest.mark.parametrize("failure", ["{'right': 1.0, 'short': float('nan')}", "1 / 0"])
+def test_a_failed_score_is_zero_in_each_name_where_others_have_named_rewards(score_with, failure):
+    source = f"def score(r): return {{'right': 1, 'short': 0.25}} if r.text == 'c' else {failure}"
+    scored = score_with(source, on_error="zero")
+    assert rewards(scored) == [(0.0, None), (0.0, None), (1.25, None), (0.0, None)]
+    zeros = {"right": 0.0, "short": 0.0}
+    assert [r.reward_parts for r in scored.rollouts] == [zeros, zeros, {"right": 1.0, "short": 0.25}, zeros]
+    assert metrics(scored)["reward/num_errors"] == 3
+
+
+def test_a_failed_score_without_names_around_it_is_a_plain_zero(score_with):
+    scored = score_with("def score(r): return 1.0 if r.text == 'c' else 1 / 0", on_error="zero")
+    assert [r.reward_parts for r in scored.rollouts] == [None] * 4
+
+
+@pytest.mark.parametrize("on_error", ["fail", "zero", "exclude"])
+def test_names_that_are_one_as_text_are_an_error_whatever_the_policy(score_with, on_error):
+    message = (
+        r"score\.py:score must return named rewards whose names differ as text, got '1' twice in \[1, '1'\] .* row 0"
+    )
+    with pytest.raises(RewardError, match=message):
+        score_with("def score(rollout): return {1: 0.5, '1': 0.25}", on_error=on_error)
+
+
 @pytest.mark.parametrize("on_error", ["fail", "zero", "exclude"])
 def test_an_empty_dict_is_an_error_whatever_the_policy(score_with, on_error):
     with pytest.raises(RewardError, match=r"score\.py:score must return named rewards, got an empty dict .* row 0"):

@@ -74,18 +74,20 @@ def pass_at_k(rewards: Tensor, group_ids: Tensor, *, k: int, success_reward: flo
         A = (1 - mean) / std                                      where it succeeds
         A = (1 - mean - C(m - 1, k - 1) / C(n - 1, k - 1)) / std  where it fails
 
-    Source: Chen et al. 2025 (arXiv:2508.10751) eq. 12 to 14. Departure: (1) where every set passes, or none, it is 0.
+    Source: Chen et al. 2025 (arXiv:2508.10751) eq. 12 to 14. Departures: (1) where every set passes, or none, it is 0;
+    (2) a group of k rollouts or fewer, which has one set or none, gives 0, as a group of one does for k = 1: rollouts that
+    leave a group because they have no score do not stop a run.
 
-    Args: rewards N, group_ids N int, k: size of a set, >= 1 and at most the smallest group, success_reward. Returns N.
-    Raises ValueError for a k that does not fit, and as `group_advantages`.
+    Args: rewards N, group_ids N int, k: size of a set, >= 1, success_reward. Returns N. Raises ValueError for a k below 1,
+    and as `group_advantages`.
 
     >>> advantages = pass_at_k(torch.tensor([1.0, 0.0, 0.0, 0.0]), torch.zeros(4, dtype=torch.int64), k=2)
     >>> [round(x, 4) for x in advantages.tolist()]
     [1.0, -0.3333, -0.3333, -0.3333]
     """
     groups = GroupStatistics(rewards, group_ids)
-    if k < 1 or (groups.num_groups and k > groups.size.min()):
-        raise ValueError(f"k must be between 1 and the smallest group, got {k} and groups of {groups.size.tolist()}.")
+    if k < 1:
+        raise ValueError(f"k must be >= 1, got {k}.")
     fails = groups.values < success_reward
     failed, size = groups.sum(fails.double()), groups.size
     mean = 1 - _choose_ratio(failed, size, k)
@@ -94,6 +96,7 @@ def pass_at_k(rewards: Tensor, group_ids: Tensor, *, k: int, success_reward: flo
     good = (1 - mean) / safe
     bad = (1 - mean - _choose_ratio(failed - 1, size - 1, k - 1)) / safe
     advantages = torch.where(fails, bad[groups.index], good[groups.index])
+    # std is 0 in a group of k or fewer too: the ratio of its one set, or of none, is 0 or 1.
     return groups.result(torch.where((std > 0)[groups.index], advantages, torch.zeros_like(advantages)))
 
 

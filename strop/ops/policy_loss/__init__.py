@@ -13,7 +13,7 @@ from strop.ops.policy_loss.covariance import (
     kl_cov,
     largest_covariances,
 )
-from strop.ops.policy_loss.dppo import dppo
+from strop.ops.policy_loss.dppo import DEFAULT_MAX_DIVERGENCE, dppo
 from strop.ops.policy_loss.gmpo import gmpo
 from strop.ops.policy_loss.gspo import gspo, gspo_token
 from strop.ops.policy_loss.ppo import dual_clipped, ppo_clip
@@ -22,6 +22,7 @@ from strop.ops.policy_loss.reinforce import importance_sampling, reinforce, topr
 from strop.ops.policy_loss.sapo import sapo
 
 __all__ = [
+    "DEFAULT_MAX_DIVERGENCE",
     "MAX_LOG_RATIO",
     "TokenLoss",
     "aspo",

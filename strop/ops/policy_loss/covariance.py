@@ -56,9 +56,10 @@ def covariances_in_band(
 ) -> Tensor:
     """The tokens of a step with the largest covariances within [cov_low, cov_high]; at most cov_fraction of all, or 1.
 
-    Departure from arXiv:2505.22617 eq. 11, which draws at random within the band: the largest are taken, so that the
-    choice is the same in every run and for every order of the tokens. Arguments, result and errors as in
-    `largest_covariances`.
+    Departures from arXiv:2505.22617 eq. 11: (1) it draws at random within the band; here the largest are taken, so that the
+    choice is the same in every run and for every order of the tokens; (2) the choice is made before the step, when no ratio
+    is known, so that tokens that PPO's bounds will clip can be among them. The band includes its bounds, as in the paper.
+    Arguments, result and errors as in `largest_covariances`.
 
     >>> old, A = torch.tensor([-0.1, -2.0, -4.0]), torch.tensor([1.0, 0.0, -1.0])
     >>> mask = torch.ones(3, dtype=torch.bool)

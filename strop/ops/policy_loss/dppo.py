@@ -7,6 +7,9 @@ from torch import Tensor
 
 from strop.ops.policy_loss.ratio import TokenLoss, checked, clamped_log_ratio
 
+# The paper's bounds, where none is given: in probability and in nats.
+DEFAULT_MAX_DIVERGENCE = {"tv": 0.15, "kl": 0.05}
+
 
 def dppo(
     logprobs: Tensor,
@@ -14,7 +17,7 @@ def dppo(
     advantages: Tensor,
     *,
     divergence: Literal["tv", "kl"],
-    max_divergence: float,
+    max_divergence: float | None = None,
     max_divergence_high: float | None = None,
     max_ratio: float = 20.0,
 ) -> TokenLoss:
@@ -35,7 +38,8 @@ def dppo(
         old_logprobs: E*, of the policy that sampled.
         advantages: E*.
         divergence: which of the two.
-        max_divergence: bound on D where p < q, >= 0; in probability ("tv") or nats ("kl").
+        max_divergence: bound on D where p < q, >= 0; in probability ("tv") or nats ("kl"). None means the paper's 0.15 for
+            "tv" and 0.05 for "kl".
         max_divergence_high: bound on D where p > q; None means max_divergence.
         max_ratio: where the weight is cut, > 0.
 
@@ -50,19 +54,20 @@ def dppo(
     >>> clipped.tolist()
     [True, False]
     """
-    high = max_divergence if max_divergence_high is None else max_divergence_high
-    if not (max_divergence >= 0 and high >= 0 and max_ratio > 0):
+    if divergence not in DEFAULT_MAX_DIVERGENCE:
+        raise ValueError(f"divergence must be tv or kl, got {divergence!r}.")
+    low = DEFAULT_MAX_DIVERGENCE[divergence] if max_divergence is None else max_divergence
+    high = low if max_divergence_high is None else max_divergence_high
+    if not (low >= 0 and high >= 0 and max_ratio > 0):
         raise ValueError(
             "max_divergence and max_divergence_high must be >= 0 and max_ratio > 0, "
             f"got {max_divergence}, {max_divergence_high} and {max_ratio}."
         )
-    if divergence not in ("tv", "kl"):
-        raise ValueError(f"divergence must be tv or kl, got {divergence!r}.")
     logprobs, old_logprobs, advantages = checked(logprobs, old_logprobs, advantages)
     p, q = logprobs.detach().exp(), old_logprobs.exp()
     distance = (p - q).abs() if divergence == "tv" else _binary_kl(q, p)
     too_high = (advantages > 0) & (p > q) & (distance > high)
-    too_low = (advantages < 0) & (p < q) & (distance > max_divergence)
+    too_low = (advantages < 0) & (p < q) & (distance > low)
     clipped = too_high | too_low
     weight = clamped_log_ratio(logprobs.detach(), old_logprobs).exp().clamp(max=max_ratio)
     return TokenLoss(-torch.where(clipped, torch.zeros_like(weight), weight) * advantages * logprobs, clipped)

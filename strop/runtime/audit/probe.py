@@ -23,7 +23,6 @@ from strop.rollout.seeds import mix_seed
 from strop.runtime.train import opened, run
 from strop.types import Completion, Engine, GenerateRequest, Prompt, Rollout, StropError
 
-
 _ANSWERS = (("7", "7"), (" 7\n", "7"), ("7.4", "7"), ("x = 7", "7"), ("3", "7"), ("", "7"), (r"\boxed{7}", "7"))
 
 
