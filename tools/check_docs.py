@@ -1,6 +1,7 @@
 """Keep the English and the Chinese documentation in step.
 
-Both languages have the same pages; each pair has the same levels of headings, the same code blocks, the same tables by size, and the same numbers in its prose. Relative links lead somewhere.
+Both languages have the same pages; each pair has the same levels of headings, the same code blocks, the same tables by
+size, and the same numbers in its prose. Relative links lead somewhere.
 """
 
 from __future__ import annotations
