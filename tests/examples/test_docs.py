@@ -29,10 +29,11 @@ from strop.algorithms import objective_formula
 from strop.cli import cli
 from strop.config import load_config, to_toml
 from strop.config.load import ROOTS
-from strop.config.overrides import parse_flags
+from strop.config.overrides import nest, parse_flags
 from strop.observe.console import _COLUMNS
 from strop.rewards.function import load_function
 from strop.rewards.scorer import Scorer
+from strop.types import Prompt, Rollout
 
 # What cannot be tried as it stands, and why.
 NOT_TRIED = {
@@ -229,7 +230,7 @@ def test_a_reward_function_scores(block, folder):
     [
         b
         for b in blocks_of("python")
-        if "import" in b.code and not re.search("strop.train|evaluate|Rollout|spo", b.code)
+        if "import" in b.code and not re.search(r"strop.train|evaluate|Rollout|\bspo\b", b.code)
     ],
     ids=lambda block: block.where,
 )
@@ -245,6 +246,26 @@ def test_every_target_of_make_that_is_named_exists(page):
     targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     named = [re.match(r"make ([a-z]\w*)", line) for _, line in code_lines(page)]
     assert [match[0] for match in named if match and match[1] not in targets] == []
+
+
+def is_of_a_rollout(path):
+    """rollout.text and the like: what a reward function reads."""
+    parts = path.split(".")
+    kind, name = (Prompt, parts[2]) if parts[:2] == ["rollout", "prompt"] and len(parts) > 2 else (Rollout, parts[1])
+    return parts[0] == "rollout" and hasattr(kind, name)
+
+
+@page_parameter
+def test_every_option_that_the_prose_names_exists(page):
+    """`--lr 2e-6`, `trainer.lr`, `algorithm.kl.coef = 0`: a flag, or a path that begins with a table of the config."""
+    flags = [re.match(r"--([\w.-]+)", text) for _, text in spans(page)]
+    named = [match[1].replace("-", "_") for match in flags if match and match[1] != "resume"]
+    tables = {table for root in ROOTS.values() for table in root.model_fields}
+    dotted = [re.match(r"([a-z_]+)\.[a-z_.]+(?![\w/(])", text) for _, text in spans(page)]
+    paths = [match[0] for match in dotted if match and match[1] in tables]
+    named += [path for path in paths if not is_of_a_rollout(path) and not path.endswith((".py", ".toml"))]
+    wrong = [name for name in named if all(nest(root, {name: "1"})[1] for root in ROOTS.values())]
+    assert wrong == []
 
 
 @page_parameter
