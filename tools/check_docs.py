@@ -1,7 +1,7 @@
 """Keep the English and the Chinese documentation in step.
 
-Both languages have the same pages; each pair has the same levels of headings, the same code blocks to the letter, the same
-tables by size, and the same numbers in its prose. Relative links lead somewhere.
+Both languages have the same pages; each pair has the same levels of headings, the same code blocks, the same tables by
+size, and the same numbers in its prose. Relative links lead somewhere.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from pathlib import Path
 
 FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 NUMBER = re.compile(r"(?<![a-zA-Z_.\d])(?:\d*\.)?\d+(?![a-zA-Z_\d]|\.\d)")
+COMMENT = re.compile(r"\s+# .*")
 LINK = re.compile(r"\]\(([^)#]+)[^)]*\)")
 
 
@@ -43,11 +44,15 @@ def headings(text: str) -> list[int]:
 
 
 def code(text: str) -> list[str]:
-    """Code blocks to the letter; in trees of folders (text blocks) the words beside the names may be translated."""
-    blocks = FENCE.findall(text)
-    return [
-        b if not b.startswith("```text") else "\n".join(line.split("  ")[0] for line in b.splitlines()) for b in blocks
-    ]
+    """Code blocks to the letter. What may be translated: comments of shell commands, and in text blocks (trees of folders,
+    formulas) the words after two spaces."""
+    return ["\n".join(_untranslated(line, block) for line in block.splitlines()) for block in FENCE.findall(text)]
+
+
+def _untranslated(line: str, block: str) -> str:
+    if block.startswith("```bash"):
+        return COMMENT.sub("", line)
+    return line.strip().split("  ")[0] if block.startswith("```text") else line
 
 
 def tables(text: str) -> list[int]:
