@@ -15,7 +15,9 @@ class ModelOptions(Options):
 
     path: str = Field(description="A Hugging Face folder or name.")
     dtype: Literal["float32", "bfloat16"] = Field(
-        default="float32", description="Type of the weights; float32 is the fast one on CPU."
+        default="float32",
+        description="Type of the weights; float32 is the fast one on CPU. bfloat16 learns by float32 master copies: with "
+        "gradients and AdamW's moments 20 bytes a weight, where float32 takes 16.",
     )
     device: str = Field(default="auto", description="auto (a GPU if there is one), cpu, cuda, cuda:1, ...")
     trust_remote_code: bool = Field(default=False, description="Run code that comes with the model folder.")
