@@ -89,6 +89,7 @@ class TorchTrainer:
         Raises:
             GuardError: before the optimizer moves: a loss or gradient that is not finite (naming the sequences), or a
                 gap between engine and trainer above its bound.
+            ModelError: before the optimizer moves: a micro-batch that does not fit memory, or that the model cannot read.
         """
         if not batch.loss_mask.any():
             return {"skipped_steps": Metric("sum", 1.0)}
@@ -119,7 +120,8 @@ class TorchTrainer:
         total = float(loss.detach())
         if not math.isfinite(total):
             raise GuardError(self._blame(part, objective))
-        loss.backward()
+        with self._policy.explaining(part, self.options.layout):
+            loss.backward()
         self._masters.take_gradients()
         return metrics | {"loss": Metric("sum", total)}
 
