@@ -71,6 +71,7 @@ _PLAIN = (
 
 # model type and what it needs besides
 ARCHITECTURES = {name: (name, {}) for line in _PLAIN for name in line.split()} | {
+    "bert": ("bert", {}),  # sees later tokens
     "falcon_alibi": ("falcon", {"alibi": True}),
     "gpt_neo": ("gpt_neo", {"attention_types": [[["global", "local"], 1]]}),
     "mamba2": ("mamba2", {"head_dim": 8}),

@@ -63,7 +63,9 @@ class TorchTrainerOptions(Options):
         description="Micro-batches of rows of like length, or of one row with the sequences end to end.",
     )
     num_threads: int | None = Field(
-        default=None, ge=1, description="CPU threads of torch; none means all that this process may use."
+        default=None,
+        ge=1,
+        description="CPU threads of torch; none, or more than there are cores, means all that this process may use.",
     )
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from strop import ops
 from strop.data.batch import Batch
 from strop.trainers.layout import Layout, LayoutKind, lay_out
-from strop.types import UserError, model_failure
+from strop.types import ModelError, UserError, model_failure
 
 # Head inputs of the probe are multiplied by this (a power of two: exact): logits of every model then reach where a soft
 # cap, of 30 say, bends them.
@@ -26,7 +26,7 @@ class TokenScorer:
     positions reach the head and all logits are never held; other models go through their own forward pass.
 
     Raises:
-        ModelError: the model cannot run.
+        ModelError: the model cannot run, or a token sees later ones.
     """
 
     def __init__(self, model: Any) -> None:
@@ -34,8 +34,14 @@ class TokenScorer:
         self.device = next(model.parameters()).device
         try:
             self._has_plain_head = self._head_is_plain()
+            is_causal = self._is_causal()
         except Exception as error:  # another library's model raises whatever it likes
             raise model_failure(error, model, "a row of 4 tokens") from error
+        if not is_causal:
+            raise ModelError(
+                f"{type(model).__name__} is no causal language model as it is configured: its logits depend on tokens that "
+                "come later."
+            )
 
     def __call__(
         self, batch: Batch, *, temperature: float, layout: LayoutKind, with_entropy: bool
@@ -112,6 +118,14 @@ class TokenScorer:
         place = {} if positions is None else {"position_ids": torch.tensor([positions], device=self.device)}
         row = torch.tensor([ids], device=self.device)
         return self.model(input_ids=row, attention_mask=None, use_cache=False, **place).logits[0]
+
+    @torch.no_grad()
+    def _is_causal(self) -> bool:
+        """True if another last token leaves the logits before it; rows rely on that, padded on the right without a mask."""
+        vocab = self.model.config.get_text_config().vocab_size
+        one, other = (self._logits([token % vocab for token in ids]) for ids in ([3, 1, 2, 0], [3, 1, 2, 1]))
+        leak, seen = _gap(one[:-1], other[:-1]), _gap(one[-1], other[-1])
+        return not leak > seen / 10  # rounding is far below; numbers that are not finite are for the guards
 
     @torch.no_grad()
     def _head_is_plain(self) -> bool:
