@@ -54,7 +54,7 @@ def model_failure(error: Exception, model: Any, rows: str, *, option: str = "") 
     first_line = next(iter(str(error).strip().splitlines()), "")
     if isinstance(error, MemoryError) or "out of memory" in str(error) or "can't allocate memory" in str(error):
         lower = f"lower {option}, or " if option else ""
-        return ModelError(f"{rows} do not fit memory: {lower}use a smaller model ({first_line}).")
+        return ModelError(f"{rows} would not fit memory: {lower}use a smaller model ({first_line}).")
     return ModelError(f"{type(model).__name__} cannot read {rows}: {type(error).__name__}: {first_line}")
 
 

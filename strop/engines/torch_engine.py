@@ -149,8 +149,8 @@ class TorchEngine:
         except StropError as error:
             self._fail(error)
         except Exception as error:  # noqa: BLE001 - handed to whoever waits
-            rows = f"{len(self._active)} sequences of up to {self._width} tokens"
-            failure = model_failure(error, self.model, rows, option="engine.max_sequences")
+            rows = f"{len(self._active)} slots of up to {self._width} tokens"
+            failure = model_failure(error, self.model, rows, option="engine.max_sequences or the response limit")
             failure.__cause__ = error
             self._fail(failure)
 

@@ -122,7 +122,7 @@ def test_a_model_that_cannot_read_long_rows_in_its_type_says_so_in_one_sentence(
     # xLSTM in bfloat16 fails where a row is as long as its chunk of 8 tokens
     model = tiny_architectures.build("xlstm").bfloat16()
     says = r"^xLSTMForCausalLM cannot read %s: RuntimeError: .*Float.*BFloat16$"
-    with pytest.raises(ModelError, match=says % "1 sequences of up to 13 tokens"):
+    with pytest.raises(ModelError, match=says % "1 slots of up to 13 tokens"):
         run(engine_of(model), request(range(9), length=4))
     batch = sampled(tiny_architectures.build("xlstm"))
     with pytest.raises(ModelError, match=says % r"12 padded sequences of up to 19 tokens, \d+ together,"):
