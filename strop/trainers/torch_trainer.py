@@ -126,8 +126,9 @@ class TorchTrainer:
         return metrics | {"loss": Metric("sum", total)}
 
     def _weighted_loss(self, part: Batch, objective: Objective) -> tuple[Tensor, StepMetrics]:
+        with_entropy = objective.uses_entropy or objective.measures_entropy
         logprobs, entropy = self._policy(
-            part, temperature=objective.temperature, layout=self.options.layout, with_entropy=True
+            part, temperature=objective.temperature, layout=self.options.layout, with_entropy=with_entropy
         )
         selected = _trainable(part.to(logprobs.device), logprobs, entropy)
         losses, metrics = objective.loss(selected)
