@@ -23,9 +23,9 @@ engine = engine_of(model)
 trainer.step(make_batch(([1], [2])), make_objective())
 run(engine, request([1], length=2))
 pages = int(open("/proc/self/statm").read().split()[0])
-limit = pages * resource.getpagesize() + 300 * 2**20
+limit = pages * resource.getpagesize() + 32 * 2**20
 resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-many, one = make_batch(*[([1], [2] * 20000)] * 40), make_batch(([1], [2] * 400000))
+many, one = make_batch(*[([1], [2] * 5000)] * 20), make_batch(([1], [2] * 200000))
 for attempt in (
     lambda: trainer.step(many, make_objective()),
     lambda: trainer.logprobs(many),
@@ -51,11 +51,11 @@ def test_a_batch_or_request_too_large_for_memory_is_one_sentence_that_says_what_
     )
     assert done.returncode == 0, done.stderr
     step, logprobs, alone, engine = done.stdout.splitlines()
-    many = "40 padded sequences of up to 20001 tokens, 800040 together, would not fit memory: lower trainer.max_tokens_per_mi"
+    many = "20 padded sequences of up to 5001 tokens, 100020 together, would not fit memory: lower trainer.max_tokens_per_mi"
     assert step.startswith(many)
     assert logprobs.startswith(many)
     assert alone.startswith(
-        "a sequence of 400001 tokens, alone in its micro-batch, would not fit memory: lower the length of"
+        "a sequence of 200001 tokens, alone in its micro-batch, would not fit memory: lower the length of"
     )
     assert engine.startswith(
         "1 slots of up to 90000 tokens would not fit memory: lower engine.max_sequences or the response"
