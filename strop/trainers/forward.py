@@ -66,11 +66,11 @@ class TokenScorer:
             yield
         except Exception as error:
             lengths, kind = batch.lengths, layout.replace("_", " ")
-            rows = f"{len(lengths)} {kind} sequences of up to {max(lengths)} tokens, {sum(lengths)} together,"
+            rows = f"{len(lengths)} {kind} sequences of up to {max(lengths)} tokens ({sum(lengths)} together)"
             option = "trainer.max_tokens_per_micro_batch"
             if len(lengths) == 1:  # a smaller micro-batch there is not
                 rows, option = (
-                    f"a sequence of {lengths[0]} tokens, alone in its micro-batch,",
+                    f"a sequence of {lengths[0]} tokens (alone in its micro-batch)",
                     "the length of sequences",
                 )
             raise model_failure(error, self.model, rows, option=option) from error

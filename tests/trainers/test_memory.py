@@ -51,11 +51,11 @@ def test_a_batch_or_request_too_large_for_memory_is_one_sentence_that_says_what_
     )
     assert done.returncode == 0, done.stderr
     step, logprobs, alone, engine = done.stdout.splitlines()
-    many = "20 padded sequences of up to 5001 tokens, 100020 together, would not fit memory: lower trainer.max_tokens_per_mi"
+    many = "20 padded sequences of up to 5001 tokens (100020 together) would not fit memory: lower trainer.max_tokens_per_mi"
     assert step.startswith(many)
     assert logprobs.startswith(many)
     assert alone.startswith(
-        "a sequence of 200001 tokens, alone in its micro-batch, would not fit memory: lower the length of"
+        "a sequence of 200001 tokens (alone in its micro-batch) would not fit memory: lower the length of"
     )
     assert engine.startswith(
         "1 slots of up to 90000 tokens would not fit memory: lower engine.max_sequences or the response"
