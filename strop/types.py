@@ -42,6 +42,22 @@ class RewardError(UserError):
     """A scorer failed or returned something that is not a score."""
 
 
+def model_failure(error: Exception, model: Any, rows: str, *, option: str = "") -> ModelError:
+    """What a model's own code raised, in one sentence: too little memory, or an input that it cannot read.
+
+    Args:
+        error: from the model's forward or backward pass; another library raises whatever it likes.
+        model: the model.
+        rows: what it was given, in words.
+        option: which option to lower where memory is short.
+    """
+    first_line = next(iter(str(error).strip().splitlines()), "")
+    if isinstance(error, MemoryError) or "out of memory" in str(error) or "can't allocate memory" in str(error):
+        lower = f"lower {option}, or " if option else ""
+        return ModelError(f"{rows} would not fit memory: {lower}use a smaller model ({first_line}).")
+    return ModelError(f"{type(model).__name__} cannot read {rows}: {type(error).__name__}: {first_line}")
+
+
 class GuardError(StropError):
     """A guard stopped the step before the optimizer: the message names what was out of bounds."""
 

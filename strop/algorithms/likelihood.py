@@ -13,6 +13,7 @@ class LikelihoodObjective:
 
     uses_reference = False
     uses_entropy = False
+    measures_entropy = False
     temperature = 1.0
 
     def loss(self, tokens: TrainableTokens) -> tuple[Tensor, StepMetrics]:

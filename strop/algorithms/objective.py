@@ -58,7 +58,8 @@ class Objective(Protocol):
     """What a trainer needs to know of an objective."""
 
     uses_reference: bool
-    uses_entropy: bool  # with gradient; without one it is measured anyway where that is cheap
+    uses_entropy: bool  # in the loss, with gradient
+    measures_entropy: bool  # wants it at least as a metric; where neither, the trainer does not compute it
     temperature: float
 
     def loss(self, tokens: TrainableTokens) -> tuple[Tensor, StepMetrics]: ...
@@ -66,6 +67,8 @@ class Objective(Protocol):
 
 class PolicyObjective:
     """Policy loss + KL to the reference - entropy bonus, as the options of `[algorithm]` say."""
+
+    measures_entropy = True
 
     def __init__(self, options: AlgorithmOptions, *, temperature: float, max_response_tokens: int) -> None:
         self.options = options

@@ -15,7 +15,9 @@ class ModelOptions(Options):
 
     path: str = Field(description="A Hugging Face folder or name.")
     dtype: Literal["float32", "bfloat16"] = Field(
-        default="float32", description="Type of the weights; float32 is the fast one on CPU."
+        default="float32",
+        description="Type of the weights; float32 is the fast one on CPU. bfloat16 learns by float32 master copies: with "
+        "gradients and AdamW's moments 20 bytes a weight, where float32 takes 16.",
     )
     device: str = Field(default="auto", description="auto (a GPU if there is one), cpu, cuda, cuda:1, ...")
     trust_remote_code: bool = Field(default=False, description="Run code that comes with the model folder.")
@@ -61,7 +63,9 @@ class TorchTrainerOptions(Options):
         description="Micro-batches of rows of like length, or of one row with the sequences end to end.",
     )
     num_threads: int | None = Field(
-        default=None, ge=1, description="CPU threads of torch; none means all that this process may use."
+        default=None,
+        ge=1,
+        description="CPU threads of torch; none, or more than there are cores, means all that this process may use.",
     )
 
 

@@ -15,6 +15,8 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 class Decoder(Protocol):
     """Slots 0 .. n-1 are in use; the caller keeps them contiguous with `move`."""
 
+    def __init__(self, model: Any, *, num_slots: int, width: int) -> None: ...
+
     def prefill(self, prompts: Sequence[Sequence[int]], slots: Sequence[Sequence[int]]) -> Tensor:
         """Read each prompt once, fill all its slots, and return the logits [prompts, V] after the prompt."""
         ...
@@ -157,12 +159,24 @@ def last_logits(model: Any, rows: Sequence[Sequence[int]], device: torch.device,
         logits_to_keep=wanted.to(device),
         **extra,
     )
+    if output.logits.shape[1] != len(wanted):  # the model does not know logits_to_keep, and gave all
+        column = lengths - 1
     return output.logits[torch.arange(len(rows), device=device), column.to(device)]
+
+
+# What configs call the longest sequence; most of those that do not use the first name map it to theirs.
+_LIMITS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length", "seq_length", "n_ctx")
 
 
 def max_positions(model: Any) -> int | None:
     """The longest sequence that the model has positions for, as its config says; None where it names no limit."""
-    return model.config.get_text_config().to_dict().get("max_position_embeddings")
+    config = model.config.get_text_config()
+    if getattr(config, "alibi", False) or hasattr(model.base_model, "build_alibi_tensor"):
+        return (
+            None  # biases by distance, made as long as they are needed; the config's number is what it was trained at
+        )
+    named = (getattr(config, name, None) for name in _LIMITS)
+    return next((limit for limit in named if limit is not None), None)
 
 
 def has_full_attention(model: Any) -> bool:
@@ -172,4 +186,5 @@ def has_full_attention(model: Any) -> bool:
     kinds = settings.get("layer_types")
     if kinds is not None:
         return set(kinds) == {"full_attention"}
-    return settings.get("sliding_window") is None and model._supports_sdpa
+    windows = [value for name, value in settings.items() if name.endswith(("window", "window_size"))]
+    return not any(windows) and model._supports_sdpa

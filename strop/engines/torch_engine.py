@@ -13,9 +13,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from strop.engines.decoders import Decoder, RecomputeDecoder, SlotDecoder, has_full_attention, max_positions
+from strop.engines.choose import choose_decoder
+from strop.engines.decoders import Decoder, max_positions
 from strop.engines.sampling import sample, uniforms
-from strop.types import Completion, FinishReason, GenerateRequest, GuardError, ModelError, UserError
+from strop.types import (
+    Completion,
+    FinishReason,
+    GenerateRequest,
+    GuardError,
+    ModelError,
+    StropError,
+    UserError,
+    model_failure,
+)
 
 MAX_PREFILL_TOKENS = 8192  # prompt positions read in one forward pass
 
@@ -53,6 +63,9 @@ class TorchEngine:
         model: a Hugging Face causal language model, on its device. Shared with the trainer, so weights need no transfer.
         stop_token_ids: ids that end a response (they stay its last token).
         max_sequences: slots.
+
+    Raises:
+        ModelError: the model cannot be sampled from in rows of unequal length.
     """
 
     def __init__(self, model: Any, *, stop_token_ids: Iterable[int], max_sequences: int = 64) -> None:
@@ -60,6 +73,7 @@ class TorchEngine:
         self.stop_token_ids = frozenset(stop_token_ids)
         self.max_sequences = max_sequences
         self._max_positions = max_positions(model)
+        self._decoder_kind = choose_decoder(model)
         self.policy_version = 0
         self.num_sampled_tokens = 0  # since the engine was made, for progress
         self._queue: deque[_Job] = deque()
@@ -132,8 +146,13 @@ class TorchEngine:
         except asyncio.CancelledError:
             self._fail(asyncio.CancelledError())
             raise
-        except Exception as error:  # noqa: BLE001 - handed to whoever waits
+        except StropError as error:
             self._fail(error)
+        except Exception as error:  # noqa: BLE001 - handed to whoever waits
+            rows = f"{len(self._active)} slots of up to {self._width} tokens"
+            failure = model_failure(error, self.model, rows, option="engine.max_sequences or the response limit")
+            failure.__cause__ = error
+            self._fail(failure)
 
     def _fail(self, error: BaseException) -> None:
         for job in {*self._queue, *(s.job for s in self._active)}:
@@ -202,9 +221,8 @@ class TorchEngine:
             return
         if self._active:
             return
-        kind = SlotDecoder if has_full_attention(self.model) else RecomputeDecoder
         self._width = max(wanted, self._width)
-        self._decoder = kind(self.model, num_slots=self.max_sequences, width=self._width)
+        self._decoder = self._decoder_kind(self.model, num_slots=self.max_sequences, width=self._width)
 
     def _take(self, sequences: list[_Sequence], logits: Tensor) -> None:
         """Sample a token for each sequence and write it down."""

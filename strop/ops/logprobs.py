@@ -124,13 +124,16 @@ class _LinearLogprobs(torch.autograd.Function):
             if with_entropy:
                 entropy[part] = -(log_p.exp() * log_p).sum(-1)
         ctx.save_for_backward(hidden, weight, targets, entropy)
-        ctx.temperature, ctx.with_entropy = temperature, with_entropy
+        ctx.temperature = temperature
+        ctx.set_materialize_grads(False)  # None for an entropy that is only looked at: its share is then left out
         return logprobs, entropy
 
     @staticmethod
     def backward(ctx, *grad_outputs):
         grad_logprobs, grad_entropy = grad_outputs
         hidden, weight, targets, entropy = ctx.saved_tensors
+        if grad_logprobs is None:
+            grad_logprobs = entropy.new_zeros(targets.shape)
         grad_hidden = torch.empty_like(hidden)
         # Summed over chunks in float32: in bfloat16 the sum drowns (10 % off after 200 chunks).
         grad_weight = torch.zeros_like(weight, dtype=torch.promote_types(weight.dtype, torch.float32))
@@ -140,7 +143,7 @@ class _LinearLogprobs(torch.autograd.Function):
             p = log_p.exp()
             # d logprob_t / d z_v = [v = target] - p_v;    d entropy / d z_v = -p_v (log p_v + entropy)
             grad = p * -grad_logprobs[part, None]
-            if ctx.with_entropy:
+            if grad_entropy is not None:
                 grad -= p * (log_p + entropy[part, None]) * grad_entropy[part, None]
             grad.scatter_add_(-1, targets[part, None], grad_logprobs[part, None])
             grad = grad.div_(ctx.temperature).to(hidden.dtype)

@@ -12,7 +12,7 @@ from strop.config import TrainConfig
 from strop.observe.console import Console, QuietConsole
 from strop.rewards import make_scorer
 from strop.runtime.evaluation import Evaluation, answer_all
-from strop.runtime.models import load_model, set_threads
+from strop.runtime.models import check_stop_token_ids, load_model, set_threads
 from strop.runtime.run_folder import RunFolder
 from strop.runtime.session import decoder, load_held_out, make_engine
 from strop.runtime.train import run_async
@@ -34,6 +34,7 @@ def evaluate(config: TrainConfig, *, console: Console | None = None) -> Evaluati
     scorer = make_scorer(config.reward)
     set_threads(config.trainer.num_threads)
     loaded = load_model(config.model)
+    check_stop_token_ids(loaded, config.rollout.stop_token_ids)
     prompts = load_held_out(config, loaded, console)
     interrupts.check()
     work = answer_all(

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +14,7 @@ import torch
 
 from strop.config import ModelOptions
 from strop.engines import max_positions
-from strop.types import DataError, ModelError
+from strop.types import DataError, ModelError, UserError
 
 
 @dataclass(frozen=True)
@@ -32,14 +35,15 @@ def choose_device(name: str) -> torch.device:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         raise ModelError(f"model.device must be a device of this machine, got {name!r}: {error}") from None
-    return device
+    if device.type == "meta":
+        raise ModelError("model.device must be a device of this machine, got 'meta': it holds no numbers.")
+    return torch.device("cpu") if device.type == "cpu" else device  # there is one, whatever number it is given
 
 
 def set_threads(num_threads: int | None) -> int:
-    """CPU threads of torch: as asked, or as many cores as this process may use."""
-    count = num_threads or len(
-        os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
-    )
+    """CPU threads of torch: as many as asked, and never more than the cores that this process may use."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    count = min(num_threads or cores, cores)
     torch.set_num_threads(count)
     return count
 
@@ -50,7 +54,7 @@ def load_model(options: ModelOptions) -> LoadedModel:
     Raises:
         ModelError: the folder is missing or broken, or has no end token or tokenizer.
     """
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoTokenizer
     from transformers.utils import logging
 
     logging.disable_progress_bar()
@@ -58,21 +62,55 @@ def load_model(options: ModelOptions) -> LoadedModel:
     if not _may_be_a_name(path) and not Path(path).is_dir():
         raise ModelError(f"model.path must be a Hugging Face folder or name, got {path!r}: there is no such folder.")
     device = choose_device(options.device)
-    try:
+    with _loading(path, "tokenizer"):
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=options.trust_remote_code)
-        model = AutoModelForCausalLM.from_pretrained(
-            path, dtype=getattr(torch, options.dtype), trust_remote_code=options.trust_remote_code
+    with _loading(path, "model"):
+        model = _load_weights(options).to(device)
+    if len(tokenizer) > _vocab_size(model):
+        raise ModelError(
+            f"model.path = {path!r}: the tokenizer has {len(tokenizer)} tokens, the model only {_vocab_size(model)}."
         )
-    except Exception as error:  # the libraries below raise everything from OSError to SafetensorError
+    return LoadedModel(model, tokenizer, _stop_token_ids(model, tokenizer, path))
+
+
+@contextmanager
+def _loading(path: str, part: str) -> Iterator[None]:
+    """What the libraries below raise, which is everything from OSError to SafetensorError, as a ModelError."""
+    try:
+        yield
+    except ModelError:
+        raise
+    except Exception as error:
         if not Path(path).exists():
             what = "there is no such folder, and no model of that name could be had"
             raise ModelError(f"model.path must be a Hugging Face folder or name, got {path!r}: {what}.") from error
-        first_line = str(error).strip().split("\n")[0]
-        raise ModelError(f"model.path = {path!r} cannot be loaded: {type(error).__name__}: {first_line}") from error
-    vocab = model.get_input_embeddings().weight.shape[0]
-    if len(tokenizer) > vocab:
-        raise ModelError(f"model.path = {path!r}: the tokenizer has {len(tokenizer)} tokens, the model only {vocab}.")
-    return LoadedModel(model.to(device), tokenizer, _stop_token_ids(model, tokenizer, path))
+        lines = " ".join(line.strip() for line in str(error).strip().splitlines()[:2])
+        raise ModelError(f"model.path = {path!r} cannot be loaded ({part}): {type(error).__name__}: {lines}") from error
+
+
+def _load_weights(options: ModelOptions) -> Any:
+    """The model with every one of its weights from the folder: where one is missing, transformers draws it at random."""
+    from transformers import AutoModelForCausalLM
+
+    generation = Path(options.path) / "generation_config.json"
+    if generation.exists():
+        json.loads(generation.read_text(encoding="utf-8"))  # transformers goes on without one that is broken
+    model, found = AutoModelForCausalLM.from_pretrained(
+        options.path,
+        dtype=getattr(torch, options.dtype),
+        trust_remote_code=options.trust_remote_code,
+        ignore_mismatched_sizes=True,  # to name them here
+        output_loading_info=True,
+    )
+    faults = [f"no weights for {name}" for name in sorted(found["missing_keys"])]
+    for name, stored, wanted in sorted(found["mismatched_keys"]):
+        faults.append(f"{name} is {tuple(stored)} and must be {tuple(wanted)}")
+    if faults:
+        more = f" and {len(faults) - 3} more" if len(faults) > 3 else ""
+        raise ModelError(
+            f"model.path = {options.path!r}: weights do not fit config.json: {', '.join(faults[:3])}{more}."
+        )
+    return model
 
 
 def _may_be_a_name(path: str) -> bool:
@@ -82,13 +120,34 @@ def _may_be_a_name(path: str) -> bool:
 
 
 def _stop_token_ids(model: Any, tokenizer: Any, path: str) -> frozenset[int]:
-    """Every id that the tokenizer, the model's config or its generation config calls the end."""
+    """Every id that the tokenizer, the model's config or its generation config calls the end, and that can be sampled."""
     ids: set[int] = set()
     for found in (tokenizer.eos_token_id, model.config.eos_token_id, model.generation_config.eos_token_id):
         ids |= set(found if isinstance(found, (list, tuple)) else [found]) - {None}
-    if not ids:
-        raise ModelError(f"model.path = {path!r} names no end token: no response could ever stop. Set eos_token_id.")
-    return frozenset(ids)
+    possible = {token for token in ids if 0 <= token < _vocab_size(model)}
+    if not possible:
+        named = f"only {sorted(ids)}, which are not in its vocabulary" if ids else "none"
+        raise ModelError(
+            f"model.path = {path!r} must name an end token, or no response could ever stop; it names {named}. "
+            "Set eos_token_id."
+        )
+    return frozenset(possible)
+
+
+def _vocab_size(model: Any) -> int:
+    return model.get_input_embeddings().weight.shape[0]
+
+
+def check_stop_token_ids(loaded: LoadedModel, ids: Iterable[int], *, option: str = "rollout.stop_token_ids") -> None:
+    """Refuse end tokens that the model can never sample.
+
+    Raises:
+        UserError: with the ids and the size of the vocabulary.
+    """
+    size = _vocab_size(loaded.model)
+    wrong = sorted(token for token in ids if not 0 <= token < size)
+    if wrong:
+        raise UserError(f"{option} must be token ids from 0 to {size - 1}, the model's vocabulary, got {wrong}.")
 
 
 def has_finite_weights(model: Any) -> bool:

@@ -14,7 +14,7 @@ from strop.observe.console import Console
 from strop.rewards import Scorer, make_scorer
 from strop.rollout.single_turn import Decode
 from strop.runtime.evaluation import Evaluation
-from strop.runtime.models import LoadedModel, check_length, load_model, set_threads
+from strop.runtime.models import LoadedModel, check_length, check_stop_token_ids, load_model, set_threads
 from strop.runtime.run_folder import RunFolder
 from strop.trainers import TorchTrainer
 from strop.types import Engine, Prompt
@@ -50,6 +50,7 @@ def open_session(config: TrainConfig, console: Console, folder: RunFolder) -> Se
     scorer = make_scorer(config.reward)
     set_threads(config.trainer.num_threads)
     loaded = load_model(config.model)
+    check_stop_token_ids(loaded, config.rollout.stop_token_ids)
     prompts = _load("data", config.data, loaded, console)
     _check_lengths(loaded, prompts, "rollout", config.rollout.max_response_tokens)
     held_out = load_held_out(config, loaded, console)

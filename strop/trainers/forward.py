@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -10,10 +12,11 @@ from torch import Tensor
 from strop import ops
 from strop.data.batch import Batch
 from strop.trainers.layout import Layout, LayoutKind, lay_out
-from strop.types import UserError
+from strop.types import ModelError, UserError, model_failure
 
-# Config names under which models scale or cap their logits after the head.
-_BENT_LOGITS = ("final_logit_softcapping", "logit_scale", "logits_scaling", "lm_head_multiplier", "logits_divider")
+# Head inputs of the probe are multiplied by this (a power of two: exact): logits of every model then reach where a soft
+# cap, of 30 say, bends them.
+_LOUD = 1024.0
 
 
 class TokenScorer:
@@ -21,27 +24,56 @@ class TokenScorer:
 
     Where the model is a body and a plain linear head (checked once, on numbers), only hidden states of the wanted
     positions reach the head and all logits are never held; other models go through their own forward pass.
+
+    Raises:
+        ModelError: the model cannot run, or a token sees later ones.
     """
 
     def __init__(self, model: Any) -> None:
         self.model = model
         self.device = next(model.parameters()).device
-        self._has_plain_head = self._head_is_plain()
+        try:
+            self._has_plain_head = self._head_is_plain()
+            is_causal = self._is_causal()
+        except Exception as error:  # another library's model raises whatever it likes
+            raise model_failure(error, model, "a row of 4 tokens") from error
+        if not is_causal:
+            raise ModelError(
+                f"{type(model).__name__} is no causal language model as it is configured: its logits depend on tokens that "
+                "come later."
+            )
 
     def __call__(
         self, batch: Batch, *, temperature: float, layout: LayoutKind, with_entropy: bool
     ) -> tuple[Tensor, Tensor | None]:
         """Log-probabilities [N] and entropies [N] of the N trainable tokens of `batch`, in flat order."""
-        laid = lay_out(batch, layout)
-        predicting = (laid.places[batch.loss_mask] - 1).to(self.device)
-        targets = batch.tokens[batch.loss_mask].to(self.device)
-        if self._has_plain_head:
-            hidden = self._body(laid).flatten(0, 1)[predicting]
-            weight = self.model.get_output_embeddings().weight
-            return ops.linear_logprobs(hidden, weight, targets, temperature=temperature, with_entropy=with_entropy)
-        logits = self.model(**self._inputs(laid)).logits.flatten(0, 1)[predicting]
-        entropy = ops.logits_entropy(logits, temperature=temperature) if with_entropy else None
-        return ops.token_logprobs(logits, targets, temperature=temperature), entropy
+        with self.explaining(batch, layout):
+            laid = lay_out(batch, layout)
+            predicting = (laid.places[batch.loss_mask] - 1).to(self.device)
+            targets = batch.tokens[batch.loss_mask].to(self.device)
+            if self._has_plain_head:
+                weight = self.model.get_output_embeddings().weight
+                hidden = self._body(laid).flatten(0, 1)[predicting].to(weight.dtype)  # some bodies end in float32
+                return ops.linear_logprobs(hidden, weight, targets, temperature=temperature, with_entropy=with_entropy)
+            logits = self.model(**self._inputs(laid)).logits.flatten(0, 1)[predicting]
+            entropy = ops.logits_entropy(logits, temperature=temperature) if with_entropy else None
+            return ops.token_logprobs(logits, targets, temperature=temperature), entropy
+
+    @contextmanager
+    def explaining(self, batch: Batch, layout: LayoutKind) -> Iterator[None]:
+        """Forward or backward of a micro-batch: what the model raises becomes a ModelError that says at which input."""
+        try:
+            yield
+        except Exception as error:
+            lengths, kind = batch.lengths, layout.replace("_", " ")
+            rows = f"{len(lengths)} {kind} sequences of up to {max(lengths)} tokens ({sum(lengths)} together)"
+            option = "trainer.max_tokens_per_micro_batch"
+            if len(lengths) == 1:  # a smaller micro-batch there is not
+                rows, option = (
+                    f"a sequence of {lengths[0]} tokens (alone in its micro-batch)",
+                    "the length of sequences",
+                )
+            raise model_failure(error, self.model, rows, option=option) from error
 
     def _inputs(self, laid: Layout) -> dict[str, Any]:
         return {
@@ -61,33 +93,87 @@ class TokenScorer:
         Raises:
             UserError: it does: the model has no word for where a sequence begins.
         """
-        ids = torch.tensor([[0, 1, 2, 1, 0]], device=self.device)
-        positions = torch.tensor([[0, 1, 2, 0, 1]], device=self.device)
-        alone = self.model(input_ids=ids[:, 3:], use_cache=False).logits[0]
-        packed = self.model(input_ids=ids, position_ids=positions, attention_mask=None, use_cache=False).logits[0, 3:]
-        if not self._are_equal(alone, packed):
-            raise UserError(
-                "trainer.layout must be padded for this model, got packed: its sequences see the ones before them in a packed "
-                f"row (logits differ by {(alone - packed).abs().max():.2g})."
+        try:
+            fault = self._packing_fault()
+        except Exception as error:  # noqa: BLE001 - another library's model raises whatever it likes
+            fault = f"{type(error).__name__}: {error}"
+        if fault:
+            raise UserError(f"trainer.layout must be padded for {type(self.model).__name__}, got packed: {fault}.")
+
+    def _packing_fault(self) -> str:
+        """What goes wrong where [0 1 2][1 0] are one row; "" if nothing."""
+        first, other = [0, 1, 2], [1, 0, 0]
+        alone = self._logits([1, 0])
+        packed, neighbour = (self._logits([*before, 1, 0], [0, 1, 2, 0, 1])[3:] for before in (first, other))
+        if not self._are_equal(alone, packed, rounding=1e-4):  # products in other shapes
+            return (
+                f"sequences of a packed row are not read as they are alone (logits differ by {_gap(alone, packed):.2g})"
             )
+        # Compared with what the tokens before do where they are to be seen: rounding in bfloat16 hides small leaks.
+        seen = _gap(*(self._logits([*before, 1, 0], [0, 1, 2, 3, 4])[3:] for before in (first, other)))
+        leak = _gap(packed, neighbour)
+        return (
+            f"sequences see the ones before them in a packed row (logits differ by {leak:.2g})"
+            if leak > seen / 10
+            else ""
+        )
+
+    def _logits(self, ids: list[int], positions: list[int] | None = None) -> Tensor:
+        """Logits of one row; without positions as the model places tokens itself."""
+        place = {} if positions is None else {"position_ids": torch.tensor([positions], device=self.device)}
+        row = torch.tensor([ids], device=self.device)
+        return self.model(input_ids=row, attention_mask=None, use_cache=False, **place).logits[0]
+
+    @torch.no_grad()
+    def _is_causal(self) -> bool:
+        """True if another last token leaves the logits before it; rows rely on that, padded on the right without a mask."""
+        vocab = self.model.config.get_text_config().vocab_size
+        one, other = (self._logits([token % vocab for token in ids]) for ids in ([3, 1, 2, 0], [3, 1, 2, 1]))
+        leak, seen = _gap(one[:-1], other[:-1]), _gap(one[-1], other[-1])
+        return not leak > seen / 10  # rounding is far below; numbers that are not finite are for the guards
 
     @torch.no_grad()
     def _head_is_plain(self) -> bool:
-        settings = self.model.config.get_text_config().to_dict()
-        if any(settings.get(name) not in (None, 1, 1.0) for name in _BENT_LOGITS):
-            return False
+        """True if logits are the body's last hidden state times the head's weight, and nothing else."""
+        vocab = self.model.config.get_text_config().vocab_size
+        inputs = {
+            "input_ids": torch.arange(4, device=self.device)[None] % vocab,
+            "attention_mask": None,
+            "position_ids": torch.arange(4, device=self.device)[None],
+            "use_cache": False,
+        }
+        logits = self.model(**inputs).logits  # also where the answer is known: a model that cannot run shows it here
         head, body = self.model.get_output_embeddings(), self.model.base_model
         if not isinstance(head, torch.nn.Linear) or head.bias is not None or body is self.model:
             return False
-        ids = torch.arange(4, device=self.device)[None] % head.weight.shape[0]
-        hidden = body(input_ids=ids, use_cache=False).last_hidden_state
+        if any(_bends_logits(name, value) for name, value in self.model.config.get_text_config().to_dict().items()):
+            return False
+        hidden = body(**inputs).last_hidden_state.to(head.weight.dtype)
         if hidden.shape[-1] != head.weight.shape[1]:
             return False
-        logits = self.model(input_ids=ids, use_cache=False).logits
-        return self._are_equal(hidden @ head.weight.T, logits)
+        handle = head.register_forward_pre_hook(lambda _, given: (given[0] * _LOUD,))
+        try:
+            loud = self.model(**inputs).logits
+        finally:
+            handle.remove()
+        plain = hidden @ head.weight.T
+        return self._are_equal(plain, logits) and self._are_equal(hidden * _LOUD @ head.weight.T, loud)
 
     @staticmethod
-    def _are_equal(one: Tensor, other: Tensor) -> bool:
-        """Equal up to the rounding of their type."""
-        loose = 2e-2 if one.dtype in (torch.bfloat16, torch.float16) else 1e-4
-        return bool((one - other).abs().max() <= loose * other.abs().max())
+    def _are_equal(one: Tensor, other: Tensor, *, rounding: float = 1e-5) -> bool:
+        """Equal up to rounding, as a share of the largest number; that of a narrow type is wider."""
+        if one.dtype in (torch.bfloat16, torch.float16):
+            rounding = 2e-2
+        return _gap(one, other) <= rounding * float(other.abs().max())
+
+
+def _gap(one: Tensor, other: Tensor) -> float:
+    return float((one - other).abs().max())
+
+
+def _bends_logits(name: str, value: Any) -> bool:
+    """True for a setting that says that logits are scaled or capped after the head. A false alarm costs memory only."""
+    is_of_head = "logit" in name or "lm_head" in name
+    bends = any(word in name for word in ("cap", "scal", "mult", "div"))
+    is_of_others = any(word in name for word in ("attn", "attention", "router"))
+    return is_of_head and bends and not is_of_others and value is not False and value not in (None, 1)

@@ -16,12 +16,13 @@ from strop.data.batch import Batch
 from strop.trainers import state
 from strop.trainers.forward import TokenScorer
 from strop.trainers.layout import cut
+from strop.trainers.masters import MasterWeights
 from strop.trainers.schedule import lr_factor
 from strop.types import GuardError, Metric, StepMetrics, WeightSource, merge_metrics
 
 
 class TorchTrainer:
-    """Learns by AdamW on the model it is given.
+    """Learns by AdamW on the model it is given; one in bfloat16 by float32 masters of its weights (see MasterWeights).
 
     Args:
         model: a Hugging Face causal language model, on its device.
@@ -49,7 +50,8 @@ class TorchTrainer:
         if options.layout == "packed":
             self._policy.check_packing()
         self._reference = TokenScorer(copy.deepcopy(model).requires_grad_(False)) if keeps_reference else None
-        self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self._masters = MasterWeights({name: p for name, p in model.named_parameters() if p.requires_grad})
+        self._parameters = self._masters.by_name  # what AdamW moves and a checkpoint holds
         self._optimizer = torch.optim.AdamW(
             self._parameter_groups(), lr=options.lr, betas=(options.beta1, options.beta2), eps=options.adam_eps
         )
@@ -86,10 +88,11 @@ class TorchTrainer:
         Raises:
             GuardError: before the optimizer moves: a loss or gradient that is not finite (naming the sequences), or a
                 gap between engine and trainer above its bound.
+            ModelError: before the optimizer moves: a micro-batch that does not fit memory, or that the model cannot read.
         """
         if not batch.loss_mask.any():
             return {"skipped_steps": Metric("sum", 1.0)}
-        self._optimizer.zero_grad(set_to_none=True)
+        self._masters.zero_grad()
         parts = [self._accumulate(batch.select(sequences), objective) for sequences in self._cut(batch)]
         metrics = merge_metrics(parts)
         metrics["loss"] = Metric.mean(metrics["loss"].total, 1)  # parts add up to the step's loss; steps are averaged
@@ -99,7 +102,8 @@ class TorchTrainer:
             raise GuardError(self._blame(batch, objective))
         lr = self._set_lr()
         self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=True)
+        self._masters.write_weights()
+        self._masters.zero_grad()
         self.num_steps += 1
         return metrics | {"grad_norm": Metric.mean(float(norm), 1), "lr": Metric("max", lr)}
 
@@ -115,12 +119,15 @@ class TorchTrainer:
         total = float(loss.detach())
         if not math.isfinite(total):
             raise GuardError(self._blame(part, objective))
-        loss.backward()
+        with self._policy.explaining(part, self.options.layout):
+            loss.backward()
+        self._masters.take_gradients()
         return metrics | {"loss": Metric("sum", total)}
 
     def _weighted_loss(self, part: Batch, objective: Objective) -> tuple[Tensor, StepMetrics]:
+        with_entropy = objective.uses_entropy or objective.measures_entropy
         logprobs, entropy = self._policy(
-            part, temperature=objective.temperature, layout=self.options.layout, with_entropy=True
+            part, temperature=objective.temperature, layout=self.options.layout, with_entropy=with_entropy
         )
         selected = _trainable(part.to(logprobs.device), logprobs, entropy)
         losses, metrics = objective.loss(selected)
@@ -143,13 +150,14 @@ class TorchTrainer:
             part = batch.select([index])
             if not part.loss_mask.any():
                 continue
-            self._optimizer.zero_grad(set_to_none=True)
+            self._masters.zero_grad()
             loss, _ = self._weighted_loss(part, objective)
             loss.backward()
+            self._masters.take_gradients()
             gradients = [p.grad for p in self._parameters.values() if p.grad is not None]
             if not torch.isfinite(loss) or not all(torch.isfinite(g).all() for g in gradients):
                 guilty.append(name)
-        self._optimizer.zero_grad(set_to_none=True)
+        self._masters.zero_grad()
         named = ", ".join(guilty[:5]) + (f" and {len(guilty) - 5} more" if len(guilty) > 5 else "")
         return f"loss or gradient is not finite; the step was not made. It comes from {named or 'no sequence alone'}."
 
@@ -177,7 +185,7 @@ class TorchTrainer:
             kept.copy_(now)
 
     def copy_weights(self) -> dict[str, Tensor]:
-        """A copy of the trained parameters, in host memory."""
+        """A copy of what the optimizer moves (float32 masters where there are), in host memory."""
         return {name: p.detach().to("cpu", copy=True) for name, p in self._parameters.items()}
 
     @torch.no_grad()
@@ -185,10 +193,11 @@ class TorchTrainer:
         """Set the parameters to a copy; the optimizer's moments stay as they are."""
         for name, parameter in self._parameters.items():
             parameter.copy_(weights[name])
+        self._masters.write_weights()
 
     def save(self, folder: Path) -> None:
-        """Write weights, moments, the step count and the reference: safetensors and JSON. The reference is written too,
-        because the folder it was loaded from may hold another model by the time it is wanted."""
+        """Write weights (float32 masters where there are), moments, the step count and the reference: safetensors and JSON.
+        The reference is written too, because the folder it was loaded from may hold another model when it is wanted."""
         state.save(folder, self._parameters, self._optimizer, num_steps=self.num_steps)
         if self._reference is not None:
             state.save_weights(folder / "reference.safetensors", dict(self._reference.model.named_parameters()))
@@ -196,6 +205,7 @@ class TorchTrainer:
     def load(self, folder: Path) -> None:
         """Read what `save` wrote into this model and optimizer."""
         self.num_steps = state.load(folder, self._parameters, self._optimizer)
+        self._masters.write_weights()
         if self._reference is not None:
             state.load_weights(folder / "reference.safetensors", dict(self._reference.model.named_parameters()))
 

@@ -1,9 +1,9 @@
-"""Requests for the engine, and a way to run several of them."""
+"""Requests for the engine, a way to run several of them, and rollouts of what came back."""
 
 import asyncio
 
 from strop.engines import TorchEngine
-from strop.types import GenerateRequest, Sampling
+from strop.types import GenerateRequest, Prompt, Rollout, Sampling
 
 DEADLINE_S = 10  # a test that waits longer hangs: an engine step of a tiny model takes milliseconds
 
@@ -24,3 +24,18 @@ async def answers(engine, requests):
 
 def run(engine, *requests):
     return asyncio.run(answers(engine, requests))
+
+
+def rollout_of(prompt, completion, row):
+    before = len(prompt)
+    return Rollout(
+        prompt=Prompt(row=row, tokens=prompt, text=""),
+        group_id=row,
+        sample=0,
+        tokens=prompt + completion.tokens,
+        response_mask=(False,) * before + (True,) * len(completion.tokens),
+        rollout_logprobs=(0.0,) * before + completion.logprobs,
+        policy_versions=(-1,) * before + completion.policy_versions,
+        finish_reason=completion.finish_reason,
+        text="",
+    )

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import tiny_models
 import torch
-from made_requests import engine_of, request, run
+from made_requests import engine_of, request, rollout_of, run
 
 from strop import ops
 from strop.algorithms import LikelihoodObjective, PolicyObjective
@@ -14,25 +14,10 @@ from strop.config import AlgorithmOptions, TorchTrainerOptions
 from strop.data import build_batch
 from strop.engines.decoders import has_full_attention
 from strop.trainers import TorchTrainer
-from strop.types import Prompt, Rollout, UserError
+from strop.types import UserError
 
 MODELS = tiny_models.BUILDERS
 PROMPTS = [(3,), (1, 2, 3, 4, 5, 6, 7), (9, 8), (20, 21, 22, 23)]
-
-
-def rollout_of(prompt, completion, row):
-    before = len(prompt)
-    return Rollout(
-        prompt=Prompt(row=row, tokens=prompt, text=""),
-        group_id=row,
-        sample=0,
-        tokens=prompt + completion.tokens,
-        response_mask=(False,) * before + (True,) * len(completion.tokens),
-        rollout_logprobs=(0.0,) * before + completion.logprobs,
-        policy_versions=(-1,) * before + completion.policy_versions,
-        finish_reason=completion.finish_reason,
-        text="",
-    )
 
 
 # ---- against transformers --------------------------------------------------------------------------------------------

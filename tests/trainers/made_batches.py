@@ -81,7 +81,7 @@ class GivenLosses:
     """An objective whose loss of a token is the number in its `advantages` slot, with gradient 1 by logprobs x that."""
 
     uses_reference = False
-    uses_entropy = False
+    uses_entropy = measures_entropy = False
     temperature = 1.0
 
     def loss(self, tokens):

@@ -118,7 +118,7 @@ class InfiniteSlope:
     """A finite loss whose gradient is not: sqrt at 0, on the tokens whose advantage is 7."""
 
     uses_reference = False
-    uses_entropy = False
+    uses_entropy = measures_entropy = False
     temperature = 1.0
 
     def loss(self, tokens):

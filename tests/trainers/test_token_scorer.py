@@ -5,6 +5,7 @@ import math
 from dataclasses import replace
 
 import pytest
+import tiny_architectures
 import tiny_models
 import torch
 from made_batches import (
@@ -17,6 +18,7 @@ from made_batches import (
     same_tensors,
     weighted,
 )
+from transformers import LlamaForCausalLM
 
 from strop.data import build_batch
 from strop.trainers.forward import TokenScorer
@@ -67,6 +69,52 @@ def test_a_capped_head_is_scored_with_its_cap(softcap):
     model = tiny_models.gemma2(softcap=softcap)
     logprobs, _ = scored(model, make_batch(*ROWS), "padded")
     assert logprobs.tolist() == pytest.approx(by_plain_forward(model, ROWS)[0], abs=1e-4)
+
+
+class CappedLlama(LlamaForCausalLM):
+    """Caps its logits where no setting speaks of it."""
+
+    cap = 2000.0
+
+    def forward(self, *args, **rest):
+        output = super().forward(*args, **rest)
+        output.logits = self.cap * (output.logits / self.cap).tanh()
+        return output
+
+
+def test_a_cap_that_only_large_logits_would_feel_is_found_before_they_are_large():
+    # logits of 4 are bent by a part in a million; the head then grows until they reach 800, bent to 760
+    model = tiny_models.llama()
+    model.__class__ = CappedLlama
+    scorer = TokenScorer(model)
+    with torch.no_grad():
+        model.lm_head.weight.mul_(200)
+        found, _ = scorer(make_batch(*ROWS), temperature=1.0, layout="padded", with_entropy=False)
+    wanted = by_plain_forward(model, ROWS)[0]
+    assert min(wanted) < -700
+    assert found.tolist() == pytest.approx(wanted, rel=1e-4, abs=1e-2)  # float32 at 800
+
+
+@pytest.mark.parametrize(
+    "name, setting, value",
+    [
+        ("recurrent_gemma", "logits_soft_cap", 30.0),
+        ("xlstm", "output_logit_soft_cap", 30.0),
+        ("gemma2", "final_logit_softcapping", 30.0),
+        ("granite", "logits_scaling", 1.005),
+        ("cohere", "logit_scale", 1.005),
+        ("falcon_h1", "lm_head_multiplier", 1.005),
+    ],
+)
+def test_logits_scaled_or_capped_by_a_setting_are_the_models_own_in_bfloat16_too(name, setting, value):
+    # 1.005 is below what bfloat16 tells apart: the setting's name says it
+    model = tiny_architectures.build(name, **{setting: value}).bfloat16()
+    batch = make_batch(([1, 2], [3, 4, 5]))
+    found, _ = scored(model, batch, "padded")
+    with torch.no_grad():
+        log_p = model(input_ids=batch.tokens[None], use_cache=False).logits[0].float().log_softmax(-1)
+    wanted = log_p[1:4].gather(-1, batch.tokens[2:, None])[:, 0]
+    assert found.tolist() == pytest.approx(wanted.tolist(), abs=1e-5)  # the same bfloat16 logits
 
 
 def test_the_trainer_gives_them_by_flat_token_with_zeros_elsewhere():
