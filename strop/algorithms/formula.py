@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from strop.algorithms.variants import ADVANTAGES, CORRECTIONS, POLICY_LOSSES
 from strop.config import PRESETS, TrainConfig
+from strop.config.tree import values
 
 _WEIGHTS = {
     "token_mean": "w_t = 1 / (trainable tokens of the step)",
@@ -39,7 +42,8 @@ def objective_formula(config: TrainConfig) -> str:
         where.append("A is brought to mean 0 and deviation 1 over the tokens of the batch")
     title = algorithm.policy_loss.kind
     if algorithm.preset:
-        title += f"   (preset {algorithm.preset}: {PRESETS[algorithm.preset][0]})"
+        changed = ", with changes of yours" if _departs(config) else ""
+        title += f"   (preset {algorithm.preset}{changed}: {PRESETS[algorithm.preset][0]})"
     lines = [
         f"objective: {title}",
         "",
@@ -52,6 +56,20 @@ def objective_formula(config: TrainConfig) -> str:
         *_batch_lines(config),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _departs(config: TrainConfig) -> bool:
+    """Is there a value that the preset would have set otherwise?"""
+    wanted: dict[str, Any] = PRESETS[config.algorithm.preset or ""][1]
+    now = values(config.algorithm)
+    of_tables = {
+        f"{name}.{key}": value
+        for name, table in wanted.items()
+        if isinstance(table, dict)
+        for key, value in table.items()
+    }
+    plain = {name: value for name, value in wanted.items() if not isinstance(value, dict)}
+    return any(now.get(path) != value for path, value in (of_tables | plain).items())
 
 
 def _rejections(config: TrainConfig) -> list[str]:

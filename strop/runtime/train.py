@@ -22,6 +22,7 @@ from strop.runtime.models import has_finite_weights
 from strop.runtime.resume import restore, save_checkpoint
 from strop.runtime.run_folder import RunFolder
 from strop.runtime.session import Session, open_session, write_start
+from strop.types import UserError
 
 T = TypeVar("T")
 
@@ -86,6 +87,7 @@ def run(session: Session) -> bool:
 
 async def _run(session: Session) -> bool:
     """The loop, with the model and the report written however it ends. True if somebody asked it to stop."""
+    has_begun = True  # False: something a user can mend ended the first step, and of such a run nothing stays
     with interrupts.cancelling() as stop:
         try:
             formula = objective_formula(session.config)
@@ -96,9 +98,15 @@ async def _run(session: Session) -> bool:
         except asyncio.CancelledError:
             stop.is_set = True  # also where a notebook's stop button cancelled it
             session.console.warn(f"interrupted after step {session.step}; saving.")
+        except UserError:
+            has_begun = session.step > 0 or session.saved_step >= 0
+            raise
         finally:
             await session.engine.close()
-            _finish(session)
+            if has_begun:
+                _finish(session)
+            else:
+                session.folder.clear()
         return stop.is_set
 
 

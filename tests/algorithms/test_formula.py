@@ -78,3 +78,12 @@ def test_dr_grpo_divides_by_no_standard_deviation():
     text = formula(algorithm={"preset": "dr_grpo"})
     assert "A_t = R - mean_group(R)" in text
     assert "std_group" not in text
+
+
+def test_a_preset_that_was_changed_is_not_credited_with_the_change():
+    assert "(preset cispo: MiniMax-M1" in formula(algorithm={"preset": "cispo"})
+    same = {"preset": "cispo", "policy_loss": {"kind": "cispo", "eps_clip_high": 4.0}, "updates_per_batch": 2}
+    assert "(preset cispo: MiniMax-M1" in formula(algorithm=same)
+    for changed in ({"policy_loss": {"kind": "ppo_clip"}}, {"reduction": "sequence_mean"}, {"kl": {"coef": 0.1}}):
+        text = formula(algorithm={"preset": "cispo", **changed})
+        assert "(preset cispo, with changes of yours: MiniMax-M1" in text, changed

@@ -85,3 +85,23 @@ def test_eval_does_not_take_the_model_of_the_run_that_was_there_before_for_that_
     assert strop("train", small.train, *small.eval_flags, *last).code == 0
     assert strop("eval", run).code == 0
     assert not same_weights(run / "model", small.start)
+
+
+def test_a_run_that_fails_in_its_first_step_for_what_one_can_mend_leaves_no_folder(small, tmp_path):
+    """Mended, the same command runs."""
+    flags = ("--reward.function", small.reward("raises"), "--run.folder", tmp_path / "run")
+    assert strop("train", small.train, *flags).code == 2
+    assert list(tmp_path.iterdir()) == []
+    assert strop("train", small.train, "--run.folder", tmp_path / "run").code == 0
+
+
+def test_a_run_that_fails_in_a_later_step_keeps_what_it_has_learned(small, tmp_path):
+    (tmp_path / "later.py").write_text(
+        "seen = []\n\ndef score(rollout):\n    seen.append(rollout)\n    return 1 / (len(seen) <= 16) if rollout.sample else 0.5\n"
+    )
+    done = strop(
+        "train", small.train, "--reward.function", f"{tmp_path}/later.py:score", "--run.folder", tmp_path / "run"
+    )
+    assert done.code == 2
+    assert [row["step"] for row in metrics(tmp_path / "run")] == [1]
+    assert not same_weights(tmp_path / "run/model", small.start)

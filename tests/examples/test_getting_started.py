@@ -100,7 +100,9 @@ def test_the_run_folder_holds_what_the_page_lists(followed, language):
 def test_a_finished_run_is_trained_further_by_resuming_it_with_more_steps(followed):
     folder, *_ = followed
     with contextlib.chdir(folder):
-        done = strop("train", "run.toml", "--resume", "--run.folder", "runs/clip", "--num-steps", "6", "--eps-clip-high", "3.0")
+        done = strop(
+            "train", "run.toml", "--resume", "--run.folder", "runs/clip", "--num-steps", "6", "--eps-clip-high", "3.0"
+        )
     assert done.code == 0, done.err
     assert [row["step"] for row in read_lines(folder / "runs/clip/metrics.jsonl")] == [1, 2, 3, 4, 5, 6]
 
