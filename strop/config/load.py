@@ -18,25 +18,25 @@ from strop.config.root import RootConfig, SFTConfig, TrainConfig
 from strop.types import ConfigError
 
 Config = TypeVar("Config", bound=RootConfig)
-ROOTS: dict[str, type[RootConfig]] = {"train": TrainConfig, "sft": SFTConfig}
+Command = Literal["train", "sft", "eval"]
+ROOTS: dict[Command, type[RootConfig]] = {"train": TrainConfig, "sft": SFTConfig, "eval": TrainConfig}
 
 
-def load_config(
-    path: str | Path, overrides: Mapping[str, Any] | None = None, *, command: Literal["train", "sft"] = "train"
-) -> Any:
+def load_config(path: str | Path, overrides: Mapping[str, Any] | None = None, *, command: Command = "train") -> Any:
     """Read a TOML file, lay overrides over it, check everything, and return the config.
 
     Args:
         path: the TOML file.
-        overrides: option to value. An option is a dotted path (`algorithm.kl.coef`) or a leaf name that occurs once in
-            the tree (`eps_clip`).
-        command: "train" for a TrainConfig, "sft" for an SFTConfig.
+        overrides: option to value. An option is a dotted path (`algorithm.kl.coef`) or a last name (`eps_clip`) that
+            occurs once outside [eval]; with command = "eval", one that [eval] has means the option there.
+        command: "train" for a TrainConfig, "sft" for an SFTConfig, "eval" for a TrainConfig with the short names of
+            `strop eval`.
 
     Raises:
         ConfigError: with every problem found, one a line.
     """
     path = Path(path)
-    return make_config(ROOTS[command], read_toml(path), overrides or {}, file=str(path))
+    return make_config(ROOTS[command], read_toml(path), overrides or {}, file=str(path), is_eval=command == "eval")
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -54,10 +54,18 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: is not valid TOML: {error}.") from None
 
 
-def make_config(root: type[Config], file_values: dict[str, Any], overrides: Mapping[str, Any], *, file: str) -> Config:
-    """The config that a file's values and overrides give, or one ConfigError with all problems."""
+def make_config(
+    root: type[Config],
+    file_values: dict[str, Any],
+    overrides: Mapping[str, Any],
+    *,
+    file: str,
+    is_eval: bool = False,
+) -> Config:
+    """The config that a file's values and overrides give, or one ConfigError with all problems. With is_eval, short names
+    are those of `strop eval`."""
     _refuse_endless_numbers(file_values, file)
-    given, problems = nest(root, overrides)
+    given, problems = nest(root, overrides, is_eval=is_eval)
     layers = [("preset", {}), (file, file_values), ("command line", given)]
     if root is TrainConfig:
         above, below = _table(given, "algorithm"), _table(file_values, "algorithm")

@@ -51,6 +51,14 @@ def test_eval_flags_win_over_what_the_run_folder_says(small, run):
     assert of_start == json.loads(strop("eval", small.train, *small.eval_flags, "--json").out)
 
 
+def test_short_names_in_eval_are_those_of_eval(small):
+    given = strop("eval", small.train, *small.eval_flags, "--json", "--temperature", ".5", "--num-samples", "3")
+    whole = ("--eval.temperature", ".5", "--eval.num_samples", "3")
+    assert given.code == 0, given.err
+    assert given == strop("eval", small.train, *small.eval_flags, "--json", *whole)
+    assert given != strop("eval", small.train, *small.eval_flags, "--json", "--eval.num_samples", "3")
+
+
 def test_eval_prints_a_table_and_as_many_answers_as_asked(run):
     done = strop("eval", run, "--show", "2")
     assert done.code == 0
@@ -99,6 +107,16 @@ def test_explain_lists_each_option_of_the_config_once(small):
 
     done = strop("explain", small.train)
     assert set(options_of(done.out)) == set(values(load_config(small.train)))
+
+
+def test_a_short_name_in_explain_and_train_is_never_an_option_of_eval(small):
+    rows = options_of(strop("explain", small.train, "--temperature", "0.5").out)
+    assert rows["rollout.temperature"] == ("0.5", "command line")
+    assert rows["eval.temperature"] == ("1.0", "default")
+    for command in ("explain", "train"):
+        done = strop(command, small.train, *small.eval_flags, "--top-p", ".9")
+        assert (done.code, done.out) == (2, "")
+        assert "top_p is valid as eval.top_p; write the whole path" in done.err
 
 
 def test_explain_of_an_sft_config_has_no_policy(small):
