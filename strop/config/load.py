@@ -36,7 +36,33 @@ def load_config(path: str | Path, overrides: Mapping[str, Any] | None = None, *,
         ConfigError: with every problem found, one a line.
     """
     path = Path(path)
-    return make_config(ROOTS[command], read_toml(path), overrides or {}, file=str(path), is_eval=command == "eval")
+    root, file_values = ROOTS[command], read_toml(path)
+    try:
+        return make_config(root, file_values, overrides or {}, file=str(path), is_eval=command == "eval")
+    except ConfigError:
+        telling = _option_of_the_other(root, file_values)
+        if telling is None:
+            raise
+    owner, advice = _OTHER_COMMAND[command]
+    raise ConfigError(f"{path} is a config of {owner}: {telling} is an option of it alone. {advice}")
+
+
+# command -> the other command whose config it may have been given, and what to do then
+_OTHER_COMMAND: dict[Command, tuple[str, str]] = {
+    "train": ("strop sft", "Use strop sft, or strop explain --sft."),
+    "eval": ("strop sft", "strop eval takes one of strop train; its --model.path may name what strop sft wrote."),
+    "sft": ("strop train", "Use strop train, or strop explain without --sft."),
+}
+
+
+def _option_of_the_other(root: type[RootConfig], file_values: dict[str, Any]) -> str | None:
+    """An option of the file that only the other command has, if it has none that only this one has."""
+    other = TrainConfig if root is SFTConfig else SFTConfig
+    given = [path for path, _ in _flatten(file_values)]
+    ours, theirs = set(tree.paths(root)), set(tree.paths(other))
+    if any(path in ours - theirs for path in given):
+        return None
+    return next((path for path in given if path in theirs - ours), None)
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -66,6 +92,7 @@ def make_config(
     are those of `strop eval`."""
     _refuse_endless_numbers(file_values, file)
     given, problems = nest(root, overrides, is_eval=is_eval)
+    _refuse_endless_numbers(given, "command line")
     layers = [("preset", {}), (file, file_values), ("command line", given)]
     if root is TrainConfig:
         above, below = _table(given, "algorithm"), _table(file_values, "algorithm")
@@ -146,11 +173,14 @@ def _changes_kind(preset: dict[str, Any], table: str, now: dict[str, Any]) -> bo
     return "kind" in values and values["kind"] != now.get(f"{table}.kind")
 
 
-def _refuse_endless_numbers(values: dict[str, Any], file: str) -> None:
+def _refuse_endless_numbers(values: dict[str, Any], origin: str) -> None:
     """Python reads a hexadecimal number of any length and then refuses to print it, in the middle of a message."""
     for path, value in _flatten(values):
-        if isinstance(value, int) and value.bit_length() > 64:
-            raise ConfigError(f"{file}: {path} must be a number of at most 64 bits, got one of {value.bit_length()}.")
+        for number in value if isinstance(value, list) else [value]:
+            if isinstance(number, int) and number.bit_length() > 64:
+                raise ConfigError(
+                    f"{origin}: {path} must be a number of at most 64 bits, got one of {number.bit_length()}."
+                )
 
 
 def _flatten(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from strop.config.base import Idle, Options
+from strop.config.base import Idle, Options, Problem
 
 
 class ModelOptions(Options):
@@ -91,6 +91,16 @@ class RunOptions(Options):
         default=100, ge=1, description="Batches of rollouts (strop train) or optimizer steps (strop sft)."
     )
     overwrite: bool = Field(default=False, description="Replace a run that is in the folder already.")
+
+    def problems(self) -> Iterator[Problem]:
+        rest = self.folder.replace("{name}", "")
+        if not self.folder.strip():
+            yield Problem("folder", f"must be the path of a folder, got {self.folder!r}. Use . for the one you are in.")
+        elif "{" in rest or "}" in rest:
+            yield Problem(
+                "folder",
+                f"must have no braces but {{name}}, got {self.folder!r}: only {{name}} is replaced, by the config file's name.",
+            )
 
 
 class TrainRunOptions(RunOptions):

@@ -129,11 +129,18 @@ def test_explain_of_an_sft_config_has_no_policy(small):
     assert "objective" not in done.out
 
 
-def test_explain_of_an_sft_config_without_saying_so_is_refused(small):
-    done = strop("explain", small.sft)
-    assert done.code == 2
-    assert "Traceback" not in done.err
-    assert "reward must be given" in done.err
+@pytest.mark.parametrize("command", ["explain", "train", "eval"])
+def test_a_config_of_sft_given_to_another_command_is_refused_in_one_line_that_says_so(small, command):
+    done = strop(command, small.sft)
+    assert (done.code, done.out, len(done.err.splitlines())) == (2, "", 1)
+    assert f"{small.sft} is a config of strop sft" in done.err
+
+
+@pytest.mark.parametrize("command", [["sft"], ["explain", "--sft"]])
+def test_a_config_of_train_given_to_sft_is_refused_in_one_line_that_says_so(small, command):
+    done = strop(*command, small.train)
+    assert (done.code, done.out, len(done.err.splitlines())) == (2, "", 1)
+    assert f"{small.train} is a config of strop train" in done.err
 
 
 @pytest.mark.parametrize("command", ["explain", "train"])
