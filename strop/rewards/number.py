@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from decimal import Decimal
+from decimal import Decimal, Overflow, localcontext
 from typing import Any
 
 from strop.rewards.label import required_label
@@ -38,7 +38,14 @@ def number_score(rollout: Rollout, *, tolerance: float) -> float:
     value = last_number(rollout.text)
     if value is None:
         return 0.0
-    return float(value == label or abs(value - label) <= Decimal(repr(tolerance)))
+    return float(value == label or _distance(value, label) <= Decimal(repr(tolerance)))
+
+
+def _distance(one: Decimal, other: Decimal) -> Decimal:
+    """Infinity where it has more digits before the point than a Decimal holds, about a million."""
+    with localcontext() as context:
+        context.traps[Overflow] = False
+        return abs(one - other)
 
 
 def last_number(text: str) -> Decimal | None:

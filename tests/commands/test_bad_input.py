@@ -1,6 +1,7 @@
 """Each kind of bad input: one clear message on stderr, exit code 2, no traceback, nothing written."""
 
 import json
+import logging
 import shutil
 
 import pytest
@@ -278,6 +279,18 @@ def test_a_reward_function_that_raises_stops_the_run_by_default(small, tmp_path)
     assert error.startswith(f"error: {function}")
     assert [word for word in ("KeyError", "no such tool", "sample 1", "reward.on_error") if word not in error] == []
     assert same_weights(run / "model", small.start)
+
+
+@pytest.mark.parametrize("on_error", ["fail", "zero"])
+def test_the_traceback_of_a_reward_function_shows_its_own_error_and_no_other(small, tmp_path, on_error, caplog):
+    flags = ("--reward.function", small.reward("raises"), "--on-error", on_error, "--num-steps", "1")
+    strop("train", small.train, *flags, "--run.folder", tmp_path / "run")
+    (record,) = [record for record in caplog.records if record.exc_info]
+    text = logging.Formatter().format(record)
+    assert "no such tool" in text
+    assert "raise KeyError" in text
+    assert "running event loop" not in text
+    assert text.count("Traceback") == 1
 
 
 def test_a_reward_function_that_raises_scores_zero_when_asked(small, tmp_path):

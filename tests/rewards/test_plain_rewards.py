@@ -1,5 +1,6 @@
 """Exact text, numbers, and the scores that reasoning-gym gives."""
 
+import time
 from decimal import Decimal
 
 import pytest
@@ -103,10 +104,27 @@ def test_any_integer_is_found_as_it_was_written(number, has_commas):
         ("-3", "\u22123", 0, 1.0),
         ("9007199254740993", "9007199254740992", 0, 0.0),  # the same float64
         ("1" * 1_000_000, 1, 0.5, 0.0),
+        # a difference of 10^6 digits, which is more than a Decimal holds
+        ("9" * 1_000_000, 7, 0.0, 0.0),
+        ("-" + "9" * 1_000_000, 7, 1e300, 0.0),
+        ("7", "9" * 1_000_000, 0.5, 0.0),
+        ("9" * 1_000_000 + "e999", "9" * 1_000_000 + "e-999", 0.5, 0.0),
+        ("9" * 1_000_000, "9" * 1_000_000, 0.0, 1.0),
+        ("9" * 999_999 + "8", "9" * 1_000_000, 0.5, 0.0),
+        ("9" * 999_999 + "8", "9" * 1_000_000, 1.0, 1.0),
+        ("0" * 1_000_000 + "7", 7, 0.0, 1.0),
     ],
 )
 def test_a_number_is_right_within_the_tolerance(score, text, label, tolerance, reward):
     assert score(NumberRewardOptions(tolerance=tolerance), text, label) == reward
+
+
+@pytest.mark.parametrize("options", [ExactRewardOptions(), NumberRewardOptions(tolerance=0.5)])
+@pytest.mark.parametrize("part", ["9", "-", "$", ".", "1.", "1,", ",111", "1e", "12 ", "-,", "\u2212", " ", "0"])
+def test_a_million_characters_have_a_score_within_a_second(score, options, part):
+    started = time.monotonic()
+    assert score(options, part * (1_000_000 // len(part)), "70") == 0.0
+    assert time.monotonic() - started < 1.0
 
 
 @pytest.mark.parametrize("label", ["five", "", "3 apples", True, [5], float("nan")])
