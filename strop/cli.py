@@ -95,7 +95,7 @@ def eval_(target: Path, show: int, as_json: bool, flags: tuple[str, ...]) -> Non
     from strop.observe.tables import print_evaluation
     from strop.runtime import evaluate
 
-    console = TerminalConsole(title="eval")
+    console = TerminalConsole(title="eval", to_stderr=as_json)  # stdout is JSON and nothing else
     with console.live():
         found = evaluate(loaded, console=console)
     print_evaluation(found.scores, found.rollouts, title=loaded.model.path, show=show, as_json=as_json)

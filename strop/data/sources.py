@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,12 +29,15 @@ class _RawPrompt:
     metadata: dict[str, Any]
 
 
-def load_prompts(options: DataOptions, tokenizer: Any) -> LoadedPrompts:
+def load_prompts(
+    options: DataOptions, tokenizer: Any, *, check_label: Callable[[Any], object] | None = None
+) -> LoadedPrompts:
     """Read or generate the prompts of a source and tokenise them.
 
     Args:
         options: the table `data` of the config.
         tokenizer: a Hugging Face tokenizer.
+        check_label: raises a ValueError for a label that the reward cannot use.
 
     Returns:
         At most `max_prompts` prompts in the order of the source.
@@ -53,6 +56,7 @@ def load_prompts(options: DataOptions, tokenizer: Any) -> LoadedPrompts:
         raw = _from_reasoning_gym(options)
     prompts = []
     for number, given in enumerate(raw):
+        _check_label(given, check_label)
         text, tokens = encode_prompt(
             tokenizer, given.prompt, chat=options.chat, system_prompt=options.system_prompt, where=given.where
         )
@@ -69,6 +73,14 @@ def _from_rows(rows: Sequence[Row], options: JSONLOptions | ParquetOptions) -> I
             kind = type(metadata).__name__
             raise DataError(f"{row.where}: {options.metadata_key!r} (data.metadata_key) must be an object, got {kind}.")
         yield _RawPrompt(row.where, prompt, row.values.get(options.label_key), metadata or {})
+
+
+def _check_label(given: _RawPrompt, check: Callable[[Any], object] | None) -> None:
+    try:
+        if check is not None:
+            check(given.label)
+    except ValueError as error:
+        raise DataError(f"{given.where}: {error}") from error
 
 
 def _check_named_columns(rows: Sequence[Row], options: JSONLOptions | ParquetOptions) -> None:

@@ -6,8 +6,8 @@ import re
 from decimal import Decimal, Overflow, localcontext
 from typing import Any
 
-from strop.rewards.label import required_label
-from strop.types import RewardError, Rollout
+from strop.rewards.label import LabelError, label_text, read_label
+from strop.types import Rollout
 
 # A minus belongs to the number only if nothing stands before it that it could subtract from.
 _SIGN = r"(?<![0-9A-Za-z_)\]}])[-+]\$?"
@@ -34,7 +34,7 @@ def number_score(rollout: Rollout, *, tolerance: float) -> float:
     Raises:
         RewardError: the prompt has no label, or one that is not a number.
     """
-    label = _label_value(rollout)
+    label = read_label(rollout.prompt, number_label)
     value = last_number(rollout.text)
     if value is None:
         return 0.0
@@ -80,12 +80,12 @@ def _value(match: re.Match[str]) -> Decimal:
     return Decimal(sign + match["digits"].replace(",", "") + (match["exponent"] or ""))
 
 
-def _label_value(rollout: Rollout) -> Decimal:
-    label: Any = required_label(rollout.prompt, "number")
-    value = whole_number(str(label))
+def number_label(label: Any) -> Decimal:
+    """The number that a label is. Raises LabelError."""
+    value = whole_number(label_text(label, "number"))
     if value is None:
-        raise RewardError(
-            f"data.label_key must name a column of numbers for reward.kind = number, got {label!r} in prompt row "
-            f"{rollout.prompt.row}. Mend the label, or use reward.kind = exact or math."
+        raise LabelError(
+            f"the label must be a number for reward.kind = number, got {label!r:.200}. "
+            "Mend it, name another column in label_key, or use reward.kind = exact or math."
         )
     return value

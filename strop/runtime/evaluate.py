@@ -5,7 +5,7 @@ from __future__ import annotations
 from strop.config import TrainConfig
 from strop.data import load_prompts
 from strop.observe.console import Console, QuietConsole
-from strop.rewards import make_scorer
+from strop.rewards import label_check, make_scorer
 from strop.runtime.evaluation import Evaluation, answer_all
 from strop.runtime.models import load_model, set_threads
 from strop.runtime.session import decoder, make_engine
@@ -24,10 +24,13 @@ def evaluate(config: TrainConfig, *, console: Console | None = None) -> Evaluati
     scorer = make_scorer(config.reward)
     set_threads(config.trainer.num_threads)
     loaded = load_model(config.model)
-    prompts = load_prompts(config.eval.data, loaded.tokenizer).prompts
+    found = load_prompts(config.eval.data, loaded.tokenizer, check_label=label_check(config.reward))
+    console = console or QuietConsole()
+    if found.num_skipped:
+        console.warn(f"eval.data: {found.num_skipped} broken lines were left out, as skip_bad_lines asks.")
     work = answer_all(
         make_engine(config, loaded),
-        prompts,
+        found.prompts,
         scorer,
         config.eval,
         max_response_tokens=config.rollout.max_response_tokens,
@@ -35,6 +38,6 @@ def evaluate(config: TrainConfig, *, console: Console | None = None) -> Evaluati
         seed=config.seed,
         step=0,
         decode=decoder(loaded),
-        console=console or QuietConsole(),
+        console=console,
     )
     return run_async(work)

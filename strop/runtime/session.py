@@ -11,7 +11,7 @@ from strop.config import TrainConfig, to_toml
 from strop.data import PromptCursor, load_prompts
 from strop.engines import TorchEngine
 from strop.observe.console import Console
-from strop.rewards import Scorer, make_scorer
+from strop.rewards import Scorer, label_check, make_scorer
 from strop.rollout.single_turn import Decode
 from strop.runtime.evaluation import Evaluation
 from strop.runtime.models import LoadedModel, check_length, load_model, set_threads
@@ -48,8 +48,9 @@ def open_session(config: TrainConfig, console: Console, folder: RunFolder) -> Se
     scorer = make_scorer(config.reward)
     set_threads(config.trainer.num_threads)
     loaded = load_model(config.model)
-    prompts = load_prompts(config.data, loaded.tokenizer)
-    held_out = load_prompts(config.eval.data, loaded.tokenizer) if config.eval.data is not None else None
+    load = partial(load_prompts, tokenizer=loaded.tokenizer, check_label=label_check(config.reward))
+    prompts = load(config.data)
+    held_out = load(config.eval.data) if config.eval.data is not None else None
     for name, source in (("data", prompts), ("eval.data", held_out)):
         if source is not None and source.num_skipped:
             console.warn(f"{name}: {source.num_skipped} broken lines were left out, as skip_bad_lines asks.")

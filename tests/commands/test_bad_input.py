@@ -13,23 +13,6 @@ def small(tmp_path_factory):
     return small_once(tmp_path_factory)
 
 
-@pytest.fixture
-def refused(tmp_path):
-    """Runs a command that must be refused; returns its message. The folder runs/ of this test must stay absent."""
-
-    def run(command, config, *flags):
-        folder = tmp_path / "runs"
-        done = strop(command, config, *flags, "--run.folder", folder)
-        assert done.code == 2, done
-        assert done.err.startswith("error: "), done.err
-        assert "Traceback" not in done.err
-        assert len(done.err.splitlines()) == 1, done.err
-        assert not folder.exists(), [p.name for p in folder.iterdir()]
-        return done.err
-
-    return run
-
-
 # ---- options --------------------------------------------------------------------------------------------------------
 
 
@@ -102,43 +85,6 @@ def test_a_folder_in_place_of_a_config_file_is_named(refused, tmp_path):
 def test_a_config_that_is_not_text_is_named(refused, tmp_path):
     (tmp_path / "binary.toml").write_bytes(b"\xff\xfe\x00")
     assert "binary.toml" in refused("train", tmp_path / "binary.toml")
-
-
-@pytest.mark.parametrize("command", ["train", "sft"])
-def test_a_missing_data_file_is_named(small, refused, command, tmp_path):
-    message = refused(command, getattr(small, command), "--data.path", tmp_path / "nothing.jsonl")
-    assert f"{tmp_path}/nothing.jsonl: there is no such file" in message
-
-
-@pytest.mark.parametrize("command", ["train", "sft"])
-@pytest.mark.parametrize("broken", ['{"prompt": ', "[]", '"text"', "null", '{"prompt": 3, "response": "a"}'])
-def test_a_broken_line_of_data_is_named_by_file_and_physical_line(small, refused, command, broken, tmp_path):
-    path = tmp_path / "broken.jsonl"
-    path.write_text(f'\n{{"prompt": "abc=", "label": "cba", "response": "cba"}}\n\n{broken}\n')
-    assert f"{path}, line 4" in refused(command, getattr(small, command), "--data.path", path)
-
-
-def test_broken_lines_are_left_out_only_when_asked_and_counted(small, tmp_path):
-    path = tmp_path / "broken.jsonl"
-    rows = "".join(json.dumps({"prompt": prompt}) + "\n" for prompt in ("abc=", "cab=", "bca=", "acb="))
-    path.write_text(rows + "[]\nnull\n")
-    flags = ("--data.path", path, "--data.skip_bad_lines", "true", "--num-steps", "1")
-    done = strop("train", small.train, *flags, "--run.folder", tmp_path / "run")
-    assert done.code == 0, done.err
-    assert "warning: data: 2 broken lines were left out" in done.out
-
-
-def test_a_broken_line_of_held_out_data_is_named(small, refused, tmp_path):
-    path = tmp_path / "broken.jsonl"
-    path.write_text('{"prompt": "abc="}\n{')
-    assert f"{path}, line 2" in refused("train", small.train, "--eval.data.kind", "jsonl", "--eval.data.path", path)
-
-
-def test_a_missing_column_is_named_with_those_that_are_there(small, refused):
-    message = refused("train", small.train, "--data.prompt-key", "question")
-    assert "line 1" in message
-    assert "'question'" in message
-    assert "'prompt'" in message
 
 
 # ---- models ---------------------------------------------------------------------------------------------------------

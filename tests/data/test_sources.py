@@ -86,6 +86,8 @@ def test_chat_and_system_prompt_reach_the_prompts(jsonl, chat_tokenizer):
         ({}, "has no key 'prompt', which data.prompt_key names. Its keys: none"),
         ({"prompt": 5}, "the prompt must be text or a list of messages, got int"),
         ({"prompt": ""}, "the prompt has no tokens"),
+        ({"prompt": None}, "the prompt must be text or a list of messages, got NoneType"),
+        ({"prompt": "a" * 10_000_001}, "the prompt must have at most 10000000 characters, got 10000001"),
         ({"prompt": "a", "metadata": "x"}, "'metadata' (data.metadata_key) must be an object, got str"),
     ],
 )

@@ -184,7 +184,7 @@ def test_any_text_has_a_score(scorer, text):
 
 
 def test_an_empty_label_is_an_error(score):
-    with pytest.raises(RewardError, match=r"^data\.label_key must .* for reward\.kind = math, got empty text"):
+    with pytest.raises(RewardError, match=r"^prompt row 0: the label must .* for reward\.kind = math, got empty text"):
         score("5", " ")
 
 

@@ -127,10 +127,19 @@ def test_a_million_characters_have_a_score_within_a_second(score, options, part)
     assert time.monotonic() - started < 1.0
 
 
-@pytest.mark.parametrize("label", ["five", "", "3 apples", True, [5], float("nan")])
+@pytest.mark.parametrize("label", ["five", "", "3 apples"])
 def test_a_label_that_is_not_a_number_is_an_error(score, label):
-    with pytest.raises(RewardError, match=r"column of numbers for reward\.kind = number, got .* in prompt row 2"):
+    with pytest.raises(
+        RewardError, match=r"^prompt row 2: the label must be a number for reward\.kind = number, got '"
+    ):
         score(NumberRewardOptions(on_error="exclude"), "5", label, row=2)
+
+
+@pytest.mark.parametrize("options", [ExactRewardOptions(), NumberRewardOptions()])
+@pytest.mark.parametrize("label", [True, [5], {"a": 5}, float("nan"), float("inf"), Decimal("NaN")])
+def test_a_label_that_is_neither_text_nor_a_finite_number_is_an_error(score, options, label):
+    with pytest.raises(RewardError, match=r"^prompt row 2: the label must be text or a finite number for reward\.kind"):
+        score(options, "5", label, row=2)
 
 
 class _Letters:
