@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -18,6 +19,17 @@ from strop.config.root import RootConfig, SFTConfig, TrainConfig
 from strop.types import ConfigError
 
 Config = TypeVar("Config", bound=RootConfig)
+LARGEST_FLOAT = 1e30  # well below float32's largest, so that sums and products of an option stay finite
+_ACTS_IN_EVAL = (
+    "seed",
+    "model.",
+    "reward.",
+    "eval.",
+    "engine.",
+    "trainer.num_threads",
+    "rollout.max_response_tokens",
+    "rollout.stop_token_ids",
+)
 Command = Literal["train", "sft", "eval"]
 ROOTS: dict[Command, type[RootConfig]] = {"train": TrainConfig, "sft": SFTConfig, "eval": TrainConfig}
 
@@ -105,7 +117,10 @@ def make_config(
     except ValidationError as error:
         problems += describe(root, error, origins)
         raise ConfigError("\n".join(problems)) from None
-    problems += _rules(config, _unset(layers[0][1], config), origins)
+    unset = _unset(layers[0][1], config)
+    problems += _rules(config, unset, origins)
+    if is_eval:
+        problems += _idle_in_eval(config, unset, origins)
     if problems:
         raise ConfigError("\n".join(dict.fromkeys(problems)))
     config.remember(origins, name=Path(file).stem)
@@ -193,7 +208,12 @@ def _flatten(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 
 def _rules(config: Options, unset: dict[str, Any], origins: dict[str, str]) -> list[str]:
     """Broken rules, and options that were set to something of their own and cannot act."""
-    now, found = tree.values(config), []
+    now = tree.values(config)
+    found = [
+        f"{path} must be at most {LARGEST_FLOAT:g} in size, got {value:g}: the run computes in float32."
+        for path, value in now.items()
+        if isinstance(value, float) and LARGEST_FLOAT < abs(value) < math.inf
+    ]
     for prefix, table in tree.walk(config):
         dot = f"{prefix}." if prefix else ""
         found += [f"{dot}{key} {message}" for key, message in table.problems()]
@@ -207,3 +227,13 @@ def _rules(config: Options, unset: dict[str, Any], origins: dict[str, str]) -> l
             ):
                 found.append(f"{path} = {now[path]} {reason}. Leave it out, or change what keeps it from acting.")
     return found
+
+
+def _idle_in_eval(config: Options, unset: dict[str, Any], origins: dict[str, str]) -> list[str]:
+    """Flags of `strop eval` that only training reads. What the file says of training is no mistake."""
+    return [
+        f"{path} = {value} cannot act in strop eval, which does not train. Leave it out."
+        for path, value in tree.values(config).items()
+        if origins.get(path) == "command line" and value != unset.get(path)
+        if path == "eval.every_steps" or not path.startswith(_ACTS_IN_EVAL)
+    ]

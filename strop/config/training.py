@@ -26,7 +26,7 @@ class TorchEngineOptions(Options):
 
     kind: Literal["torch"] = "torch"
     max_sequences: int = Field(
-        default=64, ge=1, description="Sequences sampled at the same time; the others wait for a free slot."
+        default=64, ge=1, le=65536, description="Sequences sampled at the same time; the others wait for a free slot."
     )
 
 
@@ -61,7 +61,7 @@ class TorchTrainerOptions(Options):
         description="Micro-batches of rows of like length, or of one row with the sequences end to end.",
     )
     num_threads: int | None = Field(
-        default=None, ge=1, description="CPU threads of torch; none means all that this process may use."
+        default=None, ge=1, le=1024, description="CPU threads of torch; none means all that this process may use."
     )
 
 
@@ -94,7 +94,7 @@ class RunOptions(Options):
 
     def problems(self) -> Iterator[Problem]:
         rest = self.folder.replace("{name}", "")
-        if not self.folder.strip():
+        if not self.folder.strip() or "\0" in self.folder:
             yield Problem("folder", f"must be the path of a folder, got {self.folder!r}. Use . for the one you are in.")
         elif "{" in rest or "}" in rest:
             yield Problem(

@@ -62,14 +62,14 @@ def test_a_short_name_that_is_only_below_eval_is_refused_with_its_path():
 
 
 def test_in_eval_a_short_name_means_the_option_below_eval_where_there_is_one():
-    flags = ["--temperature", "0.5", "--num-samples", "8", "--max-prompts=3", "--greedy", "--group-size", "4"]
+    flags = ["--temperature", "0.5", "--num-samples", "8", "--max-prompts=3", "--greedy", "--max-sequences", "4"]
     overrides = parse_flags(TrainConfig, flags, is_eval=True)
     values = {"model": {"path": "m"}, "data": {"kind": "jsonl", "path": "d"}, "reward": {"kind": "exact"}}
     values["eval"] = {"greedy": False, "data": {"kind": "jsonl", "path": "e"}}
     config = make_config(TrainConfig, values, overrides, file="run.toml", is_eval=True)
     assert (config.eval.temperature, config.eval.num_samples, config.eval.greedy) == (0.5, 8, True)
     assert (config.eval.data.max_prompts, config.data.max_prompts) == (3, None)
-    assert (config.rollout.temperature, config.rollout.group_size) == (1.0, 4)
+    assert (config.rollout.temperature, config.engine.max_sequences) == (1.0, 4)
 
 
 def test_a_path_decides_between_two_options_of_one_name():

@@ -40,14 +40,59 @@ def test_braces_in_the_run_folder_that_nothing_replaces_are_refused(folder):
     assert str(caught.value).startswith(f"run.folder must have no braces but {{name}}, got {folder!r}: ")
 
 
-@pytest.mark.parametrize("folder", ["", "  "])
-def test_an_empty_run_folder_is_refused(folder):
+@pytest.mark.parametrize("folder", ["", "  ", "a\0b"])
+def test_a_run_folder_that_is_no_path_is_refused(folder):
     with pytest.raises(ConfigError, match=r"^run\.folder must be the path of a folder, got '"):
         make({"run.folder": folder})
 
 
 def test_the_name_of_the_file_may_stand_in_the_folder_more_than_once():
     assert str(make({"run.folder": "{name}/a-{name}"}).folder) == "run/a-run"
+
+
+@pytest.mark.parametrize(
+    "option, value",
+    [
+        ("trainer.num_threads", 100_000),  # torch would crash without a word
+        ("engine.max_sequences", 10**12),
+        ("trainer.lr", 3e38),
+        ("algorithm.policy_loss.eps_clip_high", 1e300),
+        ("algorithm.entropy_coef", -1e300),
+    ],
+)
+def test_a_size_that_torch_could_not_compute_with_is_refused(option, value):
+    with pytest.raises(ConfigError, match=rf"^{option} must be "):
+        make({option: value, "algorithm.updates_per_batch": 2})
+
+
+def in_eval(overrides):
+    held_out = {"eval": {"data": {"kind": "jsonl", "path": "e"}}, "run": {"num_steps": 7}}
+    return make_config(TrainConfig, TRAIN | held_out, overrides, file="run.toml", is_eval=True)
+
+
+@pytest.mark.parametrize(
+    "option, value",
+    [
+        ("rollout.temperature", 0.5),
+        ("rollout.group_size", 4),
+        ("algorithm.kl.coef", 0.1),
+        ("trainer.lr", 0.1),
+        ("run.num_steps", 3),
+        ("data.max_prompts", 3),
+        ("eval.every_steps", 3),
+    ],
+)
+def test_a_flag_that_only_training_reads_is_refused_in_eval(option, value):
+    with pytest.raises(ConfigError) as caught:
+        in_eval({option: value})
+    assert str(caught.value).startswith(f"{option} = {value} cannot act in strop eval")
+    make({"eval.data": {"kind": "jsonl", "path": "e"}, option: value})
+
+
+def test_flags_that_act_in_eval_are_taken_and_so_is_what_the_file_says_of_training():
+    flags = {"seed": 1, "model.path": "x", "max_prompts": 3, "num_samples": 2, "max_sequences": 8, "num_threads": 1}
+    config = in_eval(flags | {"rollout.max_response_tokens": 9, "stop_token_ids": [4], "reward.strip": False})
+    assert (config.run.num_steps, config.eval.data.max_prompts, config.trainer.num_threads) == (7, 3, 1)
 
 
 @pytest.fixture
