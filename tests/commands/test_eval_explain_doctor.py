@@ -59,6 +59,32 @@ def test_short_names_in_eval_are_those_of_eval(small):
     assert given != strop("eval", small.train, *small.eval_flags, "--json", "--eval.num_samples", "3")
 
 
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--greedy", "false"),
+        ("--num-samples", "0"),
+        ("--num-samples", "3"),
+        ("--temperature", "0.3"),
+        ("--top-p", "0.5"),
+        ("--top-k", "2"),
+        ("--eval.max_response_tokens", "3"),
+        ("--rollout.max_response_tokens", "3"),
+        ("--stop-token-ids", "[4]"),
+        ("--max-prompts", "5"),
+        ("--seed", "1"),
+    ],
+    ids=" ".join,
+)
+def test_each_option_of_an_evaluation_moves_its_scores(small, flags):
+    held_out = small.eval_flags[:4]
+    plain = strop("eval", small.train, *held_out, "--max-prompts", "8", "--json")
+    flags = flags if "--max-prompts" in flags else (*flags, "--max-prompts", "8")
+    other = strop("eval", small.train, *held_out, *flags, "--json")
+    assert (plain.code, other.code) == (0, 0), other.err
+    assert json.loads(other.out) != json.loads(plain.out)
+
+
 def test_eval_prints_a_table_and_as_many_answers_as_asked(run):
     done = strop("eval", run, "--show", "2")
     assert done.code == 0
