@@ -19,7 +19,10 @@ os.environ.setdefault(
 
 _OPTIONS_HELP = """
 Any option of the config may follow as a flag: its whole path (--algorithm.policy_loss.eps_clip 0.2) or its last name, where
-that occurs once (--eps-clip 0.2). `strop explain CONFIG` lists them all with their values.
+that occurs once outside [eval] (--eps-clip 0.2); options of [eval] are written whole (--eval.top_p 0.9). In `strop eval` a
+last name that [eval] has means that option (--top-p 0.9).
+
+`strop explain CONFIG` lists all options with their values.
 """
 _ANY_FLAGS = {"ignore_unknown_options": True, "allow_interspersed_args": True}
 
@@ -87,12 +90,12 @@ def eval_(target: Path, show: int, as_json: bool, flags: tuple[str, ...]) -> Non
     """
     config = target / "config.toml" if target.is_dir() else target
     given = {"model.path": str(target / "model")} if target.is_dir() else {}
-    loaded = _load(config, flags, "train", given)
+    loaded = _load(config, flags, "eval", given)
     from strop.observe.console import TerminalConsole
     from strop.observe.tables import print_evaluation
     from strop.runtime import evaluate
 
-    console = TerminalConsole(title="eval")
+    console = TerminalConsole(title="eval", to_stderr=as_json)  # stdout is JSON and nothing else
     with console.live():
         found = evaluate(loaded, console=console)
     print_evaluation(found.scores, found.rollouts, title=loaded.model.path, show=show, as_json=as_json)
@@ -163,7 +166,8 @@ def _load(path: Path, flags: tuple[str, ...], command: Any, given: dict[str, Any
     from strop.config.load import ROOTS, load_config
     from strop.config.overrides import parse_flags
 
-    return load_config(path, {**(given or {}), **parse_flags(ROOTS[command], flags)}, command=command)
+    overrides = parse_flags(ROOTS[command], flags, is_eval=command == "eval")
+    return load_config(path, {**(given or {}), **overrides}, command=command)
 
 
 def main() -> None:

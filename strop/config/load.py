@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -18,25 +19,62 @@ from strop.config.root import RootConfig, SFTConfig, TrainConfig
 from strop.types import ConfigError
 
 Config = TypeVar("Config", bound=RootConfig)
-ROOTS: dict[str, type[RootConfig]] = {"train": TrainConfig, "sft": SFTConfig}
+LARGEST_FLOAT = 1e30  # well below float32's largest, so that sums and products of an option stay finite
+_ACTS_IN_EVAL = (
+    "seed",
+    "model.",
+    "reward.",
+    "eval.",
+    "engine.",
+    "trainer.num_threads",
+    "rollout.max_response_tokens",
+    "rollout.stop_token_ids",
+)
+Command = Literal["train", "sft", "eval"]
+ROOTS: dict[Command, type[RootConfig]] = {"train": TrainConfig, "sft": SFTConfig, "eval": TrainConfig}
 
 
-def load_config(
-    path: str | Path, overrides: Mapping[str, Any] | None = None, *, command: Literal["train", "sft"] = "train"
-) -> Any:
+def load_config(path: str | Path, overrides: Mapping[str, Any] | None = None, *, command: Command = "train") -> Any:
     """Read a TOML file, lay overrides over it, check everything, and return the config.
 
     Args:
         path: the TOML file.
-        overrides: option to value. An option is a dotted path (`algorithm.kl.coef`) or a leaf name that occurs once in
-            the tree (`eps_clip`).
-        command: "train" for a TrainConfig, "sft" for an SFTConfig.
+        overrides: option to value. An option is a dotted path (`algorithm.kl.coef`) or a last name (`eps_clip`) that
+            occurs once outside [eval]; with command = "eval", one that [eval] has means the option there.
+        command: "train" for a TrainConfig, "sft" for an SFTConfig, "eval" for a TrainConfig with the short names of
+            `strop eval`.
 
     Raises:
         ConfigError: with every problem found, one a line.
     """
     path = Path(path)
-    return make_config(ROOTS[command], read_toml(path), overrides or {}, file=str(path))
+    root, file_values = ROOTS[command], read_toml(path)
+    try:
+        return make_config(root, file_values, overrides or {}, file=str(path), is_eval=command == "eval")
+    except ConfigError:
+        telling = _option_of_the_other(root, file_values)
+        if telling is None:
+            raise
+    owner, advice = _OTHER_COMMAND[command]
+    raise ConfigError(f"{path} is a config of {owner}: {telling} is an option of it alone. {advice}")
+
+
+# command -> the other command whose config it may have been given, and what to do then
+_OTHER_COMMAND: dict[Command, tuple[str, str]] = {
+    "train": ("strop sft", "Use strop sft, or strop explain --sft."),
+    "eval": ("strop sft", "strop eval takes one of strop train; its --model.path may name what strop sft wrote."),
+    "sft": ("strop train", "Use strop train, or strop explain without --sft."),
+}
+
+
+def _option_of_the_other(root: type[RootConfig], file_values: dict[str, Any]) -> str | None:
+    """An option of the file that only the other command has, if it has none that only this one has."""
+    other = TrainConfig if root is SFTConfig else SFTConfig
+    given = [path for path, _ in _flatten(file_values)]
+    ours, theirs = set(tree.paths(root)), set(tree.paths(other))
+    if any(path in ours - theirs for path in given):
+        return None
+    return next((path for path in given if path in theirs - ours), None)
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -54,10 +92,19 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: is not valid TOML: {error}.") from None
 
 
-def make_config(root: type[Config], file_values: dict[str, Any], overrides: Mapping[str, Any], *, file: str) -> Config:
-    """The config that a file's values and overrides give, or one ConfigError with all problems."""
+def make_config(
+    root: type[Config],
+    file_values: dict[str, Any],
+    overrides: Mapping[str, Any],
+    *,
+    file: str,
+    is_eval: bool = False,
+) -> Config:
+    """The config that a file's values and overrides give, or one ConfigError with all problems. With is_eval, short names
+    are those of `strop eval`."""
     _refuse_endless_numbers(file_values, file)
-    given, problems = nest(root, overrides)
+    given, problems = nest(root, overrides, is_eval=is_eval)
+    _refuse_endless_numbers(given, "command line")
     layers = [("preset", {}), (file, file_values), ("command line", given)]
     if root is TrainConfig:
         above, below = _table(given, "algorithm"), _table(file_values, "algorithm")
@@ -70,7 +117,10 @@ def make_config(root: type[Config], file_values: dict[str, Any], overrides: Mapp
     except ValidationError as error:
         problems += describe(root, error, origins)
         raise ConfigError("\n".join(problems)) from None
-    problems += _rules(config, _unset(layers[0][1], config), origins)
+    unset = _unset(layers[0][1], config)
+    problems += _rules(config, unset, origins)
+    if is_eval:
+        problems += _idle_in_eval(config, unset, origins)
     if problems:
         raise ConfigError("\n".join(dict.fromkeys(problems)))
     config.remember(origins, name=Path(file).stem)
@@ -138,11 +188,14 @@ def _changes_kind(preset: dict[str, Any], table: str, now: dict[str, Any]) -> bo
     return "kind" in values and values["kind"] != now.get(f"{table}.kind")
 
 
-def _refuse_endless_numbers(values: dict[str, Any], file: str) -> None:
+def _refuse_endless_numbers(values: dict[str, Any], origin: str) -> None:
     """Python reads a hexadecimal number of any length and then refuses to print it, in the middle of a message."""
     for path, value in _flatten(values):
-        if isinstance(value, int) and value.bit_length() > 64:
-            raise ConfigError(f"{file}: {path} must be a number of at most 64 bits, got one of {value.bit_length()}.")
+        for number in value if isinstance(value, list) else [value]:
+            if isinstance(number, int) and number.bit_length() > 64:
+                raise ConfigError(
+                    f"{origin}: {path} must be a number of at most 64 bits, got one of {number.bit_length()}."
+                )
 
 
 def _flatten(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -155,7 +208,12 @@ def _flatten(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 
 def _rules(config: Options, unset: dict[str, Any], origins: dict[str, str]) -> list[str]:
     """Broken rules, and options that were set to something of their own and cannot act."""
-    now, found = tree.values(config), []
+    now = tree.values(config)
+    found = [
+        f"{path} must be at most {LARGEST_FLOAT:g} in size, got {value:g}: the run computes in float32."
+        for path, value in now.items()
+        if isinstance(value, float) and LARGEST_FLOAT < abs(value) < math.inf
+    ]
     for prefix, table in tree.walk(config):
         dot = f"{prefix}." if prefix else ""
         found += [f"{dot}{key} {message}" for key, message in table.problems()]
@@ -169,3 +227,13 @@ def _rules(config: Options, unset: dict[str, Any], origins: dict[str, str]) -> l
             ):
                 found.append(f"{path} = {now[path]} {reason}. Leave it out, or change what keeps it from acting.")
     return found
+
+
+def _idle_in_eval(config: Options, unset: dict[str, Any], origins: dict[str, str]) -> list[str]:
+    """Flags of `strop eval` that only training reads. What the file says of training is no mistake."""
+    return [
+        f"{path} = {value} cannot act in strop eval, which does not train. Leave it out."
+        for path, value in tree.values(config).items()
+        if origins.get(path) == "command line" and value != unset.get(path)
+        if path == "eval.every_steps" or not path.startswith(_ACTS_IN_EVAL)
+    ]

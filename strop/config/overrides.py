@@ -1,4 +1,9 @@
-"""Overrides by dotted path or by a leaf name that occurs once, as the command line and Python give them."""
+"""Overrides by dotted path or by a short name, as the command line and Python give them.
+
+A short name is an option's last name alone, such as eps_clip. It means the option of that name outside [eval], if there is
+exactly one; an option of [eval] is written whole (eval.top_p). In `strop eval` it is the other way round: where [eval] has
+an option of that name, that one is meant.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +16,22 @@ from strop.config.base import Options
 from strop.config.presets import ESTIMATOR_FLAG
 from strop.types import ConfigError
 
+_WHOLE_DISTRIBUTION = "training samples from the whole distribution"
+_WHY_EVAL_ALONE = {"top_p": _WHOLE_DISTRIBUTION, "top_k": _WHOLE_DISTRIBUTION}
 
-def parse_flags(root: type[Options], args: Sequence[str]) -> dict[str, Any]:
-    """`--a.b 1 --eps-clip=0.2 --overwrite` as option to text; a flag of a true/false option may stand alone."""
+
+def parse_flags(root: type[Options], args: Sequence[str], *, is_eval: bool = False) -> dict[str, Any]:
+    """`--a.b 1 --eps-clip=0.2 --overwrite` as option to text; a flag of a true/false option may stand alone.
+
+    Args:
+        root: the tree of options.
+        args: the words of the command line.
+        is_eval: short names are those of `strop eval`.
+
+    Returns:
+        The text of each option as it was written, lists and tables as TOML reads them; below a free table, whose options
+        have no types of their own (data.options.min_terms), any value that TOML can read.
+    """
     found: dict[str, Any] = {}
     rest = list(args)
     while rest:
@@ -25,13 +43,14 @@ def parse_flags(root: type[Options], args: Sequence[str]) -> dict[str, Any]:
         if not equals:
             if rest and not rest[0].startswith("--"):
                 value = rest.pop(0)
-            elif _is_switch(root, name):
+            elif _is_switch(root, resolve(root, name, is_eval=is_eval)):
                 value = "true"
             else:
-                raise ConfigError("\n".join(nest(root, {name: ""})[1]) or f"{flag} needs a value.")
+                problems = nest(root, {name: ""}, is_eval=is_eval)[1]
+                raise ConfigError("\n".join(problems) or f"{flag} needs a value.")
         if name in found:
             raise ConfigError(f"{flag} is given twice.")
-        found[name] = _parse(value)
+        found[name] = _parse_free(value) if _below_free_table(root, name) else _parse(value)
     return found
 
 
@@ -41,36 +60,55 @@ def _parse(value: str) -> Any:
         return value
     try:
         return tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{value!r} is not a TOML value: {error}.") from None
+    except (ValueError, RecursionError) as error:  # beside bad TOML, numbers of thousands of digits
+        raise ConfigError(f"{value[:200]!r} is not a TOML value: {error}.") from None
 
 
-def _is_switch(root: type[Options], name: str) -> bool:
+def _parse_free(value: str) -> Any:
+    """A value as TOML reads it (true, 3, 0.5, a list, a quoted text); what is not TOML stays text."""
+    try:
+        found = tomllib.loads(f"table = {{value = {value}}}")  # in braces, where "3 # x" and "1, 2" are no values
+    except (ValueError, RecursionError):
+        return value
+    is_one_value = list(found) == ["table"] and list(found["table"]) == ["value"]
+    return found["table"]["value"] if is_one_value else value
+
+
+def _is_switch(root: type[Options], path: str) -> bool:
     return any(
         bool in (leaf.field.annotation, *get_args(leaf.field.annotation))
         for leaf in tree.leaves(root)
-        if name in (leaf.path, leaf.name)
+        if leaf.path == path
     )
 
 
-def resolve(root: type[Options], name: str) -> str:
-    """The dotted path that a name stands for; unknown names come back as they are."""
+def resolve(root: type[Options], name: str, *, is_eval: bool = False) -> str:
+    """The dotted path that a name stands for; unknown and ambiguous names come back as they are."""
     if name == ESTIMATOR_FLAG:
         return "algorithm.preset"
     if "." in name or name in root.model_fields:
         return name
-    found = tree.paths_named(root, name)
+    found = _meanings(root, name, is_eval)
     return found[0] if len(found) == 1 else name
 
 
-def nest(root: type[Options], overrides: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Overrides as nested tables, and what is wrong with their names."""
+def _meanings(root: type[Options], name: str, is_eval: bool) -> list[str]:
+    """The options that a short name may stand for."""
+    found = tree.paths_named(root, name)
+    of_eval = [path for path in found if path.startswith("eval.")]
+    return of_eval if is_eval and of_eval else [path for path in found if path not in of_eval]
+
+
+def nest(
+    root: type[Options], overrides: Mapping[str, Any], *, is_eval: bool = False
+) -> tuple[dict[str, Any], list[str]]:
+    """Overrides as nested tables, and what is wrong with their names. With is_eval, short names are those of `strop eval`."""
     nested: dict[str, Any] = {}
     given: dict[str, str] = {}
     problems: list[str] = []
     for name, value in overrides.items():
-        path = resolve(root, name)
-        problem = _name_problem(root, name, path)
+        path = resolve(root, name, is_eval=is_eval)
+        problem = _name_problem(root, name, path, is_eval)
         clash = next((p for p in given if p == path or p.startswith(f"{path}.") or path.startswith(f"{p}.")), None)
         if problem is not None:
             problems.append(problem)
@@ -82,12 +120,15 @@ def nest(root: type[Options], overrides: Mapping[str, Any]) -> tuple[dict[str, A
     return nested, problems
 
 
-def _name_problem(root: type[Options], name: str, path: str) -> str | None:
-    candidates = tree.paths_named(root, path) if "." not in path else []
-    if len(candidates) > 1 and path not in root.model_fields:
-        return f"--{name} is ambiguous: it may be {' or '.join(candidates)}. Write the whole path."
+def _name_problem(root: type[Options], name: str, path: str, is_eval: bool) -> str | None:
     if path in tree.paths(root) or path in tree.tables(root) or _below_free_table(root, path):
         return None
+    candidates = _meanings(root, path, is_eval) if "." not in path else []
+    if len(candidates) > 1:
+        return f"--{name} is ambiguous: it may be {' or '.join(candidates)}. Write the whole path."
+    if "." not in path and tree.paths_named(root, path):
+        reason = _WHY_EVAL_ALONE.get(name, "training has no such option")
+        return f"{name} is valid as {' or '.join(tree.paths_named(root, name))}; write the whole path: {reason}."
     return f"{name} is not an option. {tree.explain_unknown(root, path)}"
 
 

@@ -99,6 +99,20 @@ class TrainConfig(RootConfig):
                 "Use exact, number, math or function.",
             )
 
+    def warnings(self) -> Iterator[str]:
+        """Options that wait for a step the run does not have: allowed, since runs are shortened to try them."""
+        for path, every, consequence in (
+            ("eval.every_steps", self.eval.every_steps, "the only evaluations are those before and after the run"),
+            (
+                "run.checkpoint_every_steps",
+                self.run.checkpoint_every_steps,
+                "the only checkpoint is the one at the end",
+            ),
+            ("algorithm.kl.refresh_steps", self.algorithm.kl.refresh_steps, "the reference is never refreshed"),
+        ):
+            if every > self.run.num_steps:
+                yield f"{path} = {every} is above run.num_steps = {self.run.num_steps}: {consequence}."
+
 
 class SFTConfig(RootConfig):
     """Options of `strop sft`."""

@@ -101,6 +101,8 @@ class EvalOptions(Options):
             for name in type(self).model_fields:
                 if name != "data":
                     yield Idle(name, "cannot act without eval.data")
-        elif self.num_samples == 0:
+            return
+        yield Idle("data.shuffle", "cannot act: an evaluation takes all prompts, whatever their order")
+        if self.num_samples == 0:
             for name in ("temperature", "top_p", "top_k"):
                 yield Idle(name, "is only used for sampled answers, and eval.num_samples = 0")

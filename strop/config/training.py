@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from strop.config.base import Idle, Options
+from strop.config.base import Idle, Options, Problem
 
 
 class ModelOptions(Options):
@@ -28,7 +28,7 @@ class TorchEngineOptions(Options):
 
     kind: Literal["torch"] = "torch"
     max_sequences: int = Field(
-        default=64, ge=1, description="Sequences sampled at the same time; the others wait for a free slot."
+        default=64, ge=1, le=65536, description="Sequences sampled at the same time; the others wait for a free slot."
     )
 
 
@@ -65,6 +65,7 @@ class TorchTrainerOptions(Options):
     num_threads: int | None = Field(
         default=None,
         ge=1,
+        le=1024,
         description="CPU threads of torch; none, or more than there are cores, means all that this process may use.",
     )
 
@@ -95,6 +96,16 @@ class RunOptions(Options):
         default=100, ge=1, description="Batches of rollouts (strop train) or optimizer steps (strop sft)."
     )
     overwrite: bool = Field(default=False, description="Replace a run that is in the folder already.")
+
+    def problems(self) -> Iterator[Problem]:
+        rest = self.folder.replace("{name}", "")
+        if not self.folder.strip() or "\0" in self.folder:
+            yield Problem("folder", f"must be the path of a folder, got {self.folder!r}. Use . for the one you are in.")
+        elif "{" in rest or "}" in rest:
+            yield Problem(
+                "folder",
+                f"must have no braces but {{name}}, got {self.folder!r}: only {{name}} is replaced, by the config file's name.",
+            )
 
 
 class TrainRunOptions(RunOptions):

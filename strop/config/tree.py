@@ -88,7 +88,7 @@ def explain_unknown(root: type[Options], path: str) -> str:
     fixed = path.replace("-", "_")
     if fixed != path and (fixed in paths(root) or fixed in tables(root)):
         return f"Write it with underscores: {fixed}."
-    table, _, name = fixed.rpartition(".")
+    name = fixed.rpartition(".")[2]
     owners = [leaf for leaf in leaves(root) if leaf.name == name]
     same_place = [leaf for leaf in owners if leaf.path == fixed]
     if same_place:
@@ -96,12 +96,30 @@ def explain_unknown(root: type[Options], path: str) -> str:
         return f"{name} belongs to {kinds}."
     if owners:
         return f"{name} is valid as {' or '.join(dict.fromkeys(leaf.path for leaf in owners))}."
-    siblings = [p for p in (*paths(root), *tables(root)) if p.rpartition(".")[0] == table]
-    near = difflib.get_close_matches(fixed, siblings, n=1, cutoff=0.6)
-    if not near:
-        by_name = {p.rpartition(".")[2]: p for p in (*tables(root), *paths(root))}
-        near = [by_name[match] for match in difflib.get_close_matches(name, by_name, n=1, cutoff=0.6)]
-    return f"The nearest option is {near[0]}." if near else "See strop explain for the options there are."
+    near = _nearest(root, fixed)
+    if near:
+        return f"The nearest option is {' or '.join(near)}."
+    return "strop explain CONFIG (with --sft for one of strop sft) lists all options."
+
+
+def _nearest(root: type[Options], path: str) -> list[str]:
+    """The options or tables that a path was likeliest meant for; of one last name, all that have it."""
+    table, _, name = path.rpartition(".")
+    everything = list(dict.fromkeys([*paths(root), *tables(root)]))
+    siblings = [p for p in everything if table and p.rpartition(".")[0] == table]
+    near = difflib.get_close_matches(path, siblings, n=1, cutoff=0.6)
+    near = near or [p for p in everything if name in _with_underscores(p)]
+    if near:
+        return near
+    names = dict.fromkeys(p.rpartition(".")[2] for p in everything)
+    matches = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    return [p for p in everything if p.rpartition(".")[2] in matches]
+
+
+def _with_underscores(path: str) -> list[str]:
+    """How algorithm.kl.coef is written in other frameworks: algorithm_kl_coef, kl_coef, coef."""
+    parts = path.split(".")
+    return ["_".join(parts[i:]) for i in range(len(parts))]
 
 
 def walk(options: Options, prefix: str = "") -> Iterator[tuple[str, Options]]:

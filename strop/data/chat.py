@@ -6,6 +6,8 @@ from typing import Any
 
 from strop.types import ConfigError, DataError
 
+MAX_PROMPT_CHARS = 10_000_000  # beyond any model's context; tokenizing more could take all memory
+
 
 def encode_prompt(
     tokenizer: Any, prompt: Any, *, chat: str, system_prompt: str | None, where: str
@@ -31,6 +33,9 @@ def encode_prompt(
         DataError: the prompt is neither text nor messages, the template refuses it, or it has no tokens.
     """
     _check_prompt(prompt, where)
+    length = len(prompt) if isinstance(prompt, str) else sum(len(message["content"]) for message in prompt)
+    if length > MAX_PROMPT_CHARS:
+        raise DataError(f"{where}: the prompt must have at most {MAX_PROMPT_CHARS} characters, got {length}.")
     if _is_templated(tokenizer, prompt, chat, where):
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
         text = _render(tokenizer, _with_system(messages, system_prompt, where), where)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import json
+import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +23,17 @@ class Row(NamedTuple):
             there = ", ".join(map(repr, self.values)) or "none"
             raise DataError(f"{self.where}: has no key {key!r}, which {option} names. Its keys: {there}.")
         return self.values[key]
+
+
+# How files begin that are often taken for JSONL, and what to say of them.
+_OTHER_FORMATS = {
+    b"\x1f\x8b": "is compressed with gzip. Unpack it first",
+    b"\x28\xb5\x2f\xfd": "is compressed with zstd. Unpack it first",
+    b"PK\x03\x04": "is a zip archive. Unpack it first",
+    b"PAR1": 'is a Parquet file. Set kind = "parquet"',
+    codecs.BOM_UTF16_LE: "is text in UTF-16. Save it as UTF-8",
+    codecs.BOM_UTF16_BE: "is text in UTF-16. Save it as UTF-8",
+}
 
 
 class JSONLRows(NamedTuple):
@@ -60,6 +72,7 @@ def read_jsonl(path: str | Path, *, skip_bad_lines: bool) -> JSONLRows:
     num_skipped = 0
     try:
         with _existing(path).open("rb") as lines:
+            _refuse_other_formats(path, lines.peek(4))
             for number, line in enumerate(lines, start=1):
                 raw = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
                 if not raw.strip():
@@ -87,18 +100,31 @@ def read_parquet(path: str | Path) -> list[Row]:
     import pyarrow
     from pyarrow import parquet
 
+    existing = _existing(path)
     try:
-        with parquet.ParquetFile(_existing(path)) as file:
+        with parquet.ParquetFile(existing) as file:
+            names = file.schema_arrow.names
             values = file.read().to_pylist()
-    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
+    except (pyarrow.ArrowException, OSError, ValueError) as error:  # ValueError: what has no Python value
         raise DataError(f"{path}: cannot be read as Parquet, {error}") from error
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise DataError(f"{path}: has two columns {twice!r}.")
     if not values:
         raise DataError(f"{path}: has no rows.")
     return [Row(f"{path}, row {number}", row) for number, row in enumerate(values)]
 
 
+def _refuse_other_formats(path: str | Path, start: bytes) -> None:
+    for mark, sentence in _OTHER_FORMATS.items():
+        if start.startswith(mark):
+            raise DataError(f"{path}: {sentence}.")
+
+
 def _existing(path: str | Path) -> Path:
     file = Path(path)
+    if not str(path).strip():
+        raise DataError(f"the path of a data file must be given, got {str(path)!r}.")
     if file.is_dir():
         raise DataError(f"{path}: is a folder, not a file.")
     if not file.exists():
@@ -113,7 +139,7 @@ def _parse_line(raw: bytes) -> dict[str, Any]:
         column = len(raw[: error.start].decode()) + 1
         raise _BadLine(f"not valid UTF-8, byte 0x{raw[error.start]:02x}", column) from error
     try:
-        value = json.loads(line, parse_constant=_refuse_constant, object_pairs_hook=_object)
+        value = json.loads(line, parse_constant=_refuse_constant, parse_float=_finite, object_pairs_hook=_object)
         if "\\u" in line:
             json.dumps(value, ensure_ascii=False).encode()
     except json.JSONDecodeError as error:
@@ -131,6 +157,13 @@ def _parse_line(raw: bytes) -> dict[str, Any]:
 
 def _refuse_constant(name: str) -> Any:
     raise _BadLine(f"{name} is not JSON")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):
+        raise _BadLine(f"{text[:40]} is larger than any 64-bit number")
+    return value
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

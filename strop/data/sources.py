@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,12 +29,15 @@ class _RawPrompt:
     metadata: dict[str, Any]
 
 
-def load_prompts(options: DataOptions, tokenizer: Any) -> LoadedPrompts:
+def load_prompts(
+    options: DataOptions, tokenizer: Any, *, check_label: Callable[[Any], object] | None = None
+) -> LoadedPrompts:
     """Read or generate the prompts of a source and tokenise them.
 
     Args:
         options: the table `data` of the config.
         tokenizer: a Hugging Face tokenizer.
+        check_label: raises a ValueError for a label that the reward cannot use.
 
     Returns:
         At most `max_prompts` prompts in the order of the source.
@@ -53,6 +56,7 @@ def load_prompts(options: DataOptions, tokenizer: Any) -> LoadedPrompts:
         raw = _from_reasoning_gym(options)
     prompts = []
     for number, given in enumerate(raw):
+        _check_label(given, check_label)
         text, tokens = encode_prompt(
             tokenizer, given.prompt, chat=options.chat, system_prompt=options.system_prompt, where=given.where
         )
@@ -60,7 +64,8 @@ def load_prompts(options: DataOptions, tokenizer: Any) -> LoadedPrompts:
     return LoadedPrompts(tuple(prompts), num_skipped)
 
 
-def _from_rows(rows: Iterable[Row], options: JSONLOptions | ParquetOptions) -> Iterator[_RawPrompt]:
+def _from_rows(rows: Sequence[Row], options: JSONLOptions | ParquetOptions) -> Iterator[_RawPrompt]:
+    _check_named_columns(rows, options)
     for row in rows:
         prompt = row.column(options.prompt_key, "data.prompt_key")
         metadata = row.values.get(options.metadata_key)
@@ -68,6 +73,26 @@ def _from_rows(rows: Iterable[Row], options: JSONLOptions | ParquetOptions) -> I
             kind = type(metadata).__name__
             raise DataError(f"{row.where}: {options.metadata_key!r} (data.metadata_key) must be an object, got {kind}.")
         yield _RawPrompt(row.where, prompt, row.values.get(options.label_key), metadata or {})
+
+
+def _check_label(given: _RawPrompt, check: Callable[[Any], object] | None) -> None:
+    try:
+        if check is not None:
+            check(given.label)
+    except ValueError as error:
+        raise DataError(f"{given.where}: {error}") from error
+
+
+def _check_named_columns(rows: Sequence[Row], options: JSONLOptions | ParquetOptions) -> None:
+    """A column may be absent, but one that somebody named and no row has is a slip."""
+    there = dict.fromkeys(key for row in rows for key in row.values)
+    for name in ("label_key", "metadata_key"):
+        key = getattr(options, name)
+        if key != type(options).model_fields[name].default and key not in there:
+            raise DataError(
+                f"{options.path}: no row has the key {key!r}, which data.{name} names. "
+                f"The keys there are: {', '.join(map(repr, there))}."
+            )
 
 
 def _from_reasoning_gym(options: ReasoningGymOptions) -> Iterator[_RawPrompt]:

@@ -60,9 +60,9 @@ class QuietConsole:
 class TerminalConsole(QuietConsole):
     """Live progress on a terminal; in a file or pipe only the lines."""
 
-    def __init__(self, *, title: str) -> None:
+    def __init__(self, *, title: str, to_stderr: bool = False) -> None:
         super().__init__()
-        self._console = RichConsole(highlight=False, soft_wrap=True)
+        self._console = RichConsole(stderr=to_stderr, highlight=False, soft_wrap=True)
         self._title = title
         self._progress: Progress | None = None
         self._task: TaskID | None = None

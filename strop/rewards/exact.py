@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from strop.rewards.label import required_label
+from typing import Any
+
+from strop.rewards.label import label_text, read_label
 from strop.types import Rollout
 
 
@@ -17,9 +19,14 @@ def exact_score(rollout: Rollout, *, strip: bool) -> float:
         0.0 or 1.0; always 0.0 if the response was cut off, since its end is not the policy's.
 
     Raises:
-        RewardError: the prompt has no label.
+        RewardError: the prompt has no label, or one that is neither text nor a number.
     """
-    text, label = rollout.text, str(required_label(rollout.prompt, "exact"))
+    text, label = rollout.text, read_label(rollout.prompt, exact_label)
     if strip:
         text, label = text.strip(), label.strip()
     return float(text == label and rollout.finish_reason == "stop")
+
+
+def exact_label(label: Any) -> str:
+    """The text that the response must equal. Raises LabelError."""
+    return label_text(label, "exact")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from strop.config.sampling import (
     DatasetRewardOptions,
     ExactRewardOptions,
@@ -11,10 +14,10 @@ from strop.config.sampling import (
     RewardOptions,
 )
 from strop.rewards.dataset import DatasetScore
-from strop.rewards.exact import exact_score
+from strop.rewards.exact import exact_label, exact_score
 from strop.rewards.function import load_function
-from strop.rewards.maths import MathScore
-from strop.rewards.number import number_score
+from strop.rewards.maths import MathScore, math_label
+from strop.rewards.number import number_label, number_score
 from strop.rewards.scorer import Scorer
 
 
@@ -47,3 +50,11 @@ def make_scorer(options: RewardOptions) -> Scorer:
         case FunctionRewardOptions():
             function = load_function(options.function)
             return Scorer(function, options.function, options.on_error, is_batched=options.batched)
+
+
+def label_check(options: RewardOptions) -> Callable[[Any], object] | None:
+    """What raises a ValueError for a label that this reward cannot compare with; None if it takes any label.
+
+    So that a wrong label is found when the data is read, and not at the step that first samples its prompt.
+    """
+    return {"exact": exact_label, "number": number_label, "math": math_label}.get(options.kind)

@@ -6,10 +6,10 @@ import re
 from functools import lru_cache
 from typing import Any
 
-from strop.rewards.label import required_label
+from strop.rewards.label import LabelError, label_text, read_label
 from strop.rewards.maths_process import MathsProcess
 from strop.rewards.number import whole_number
-from strop.types import Metric, RewardError, Rollout, StepMetrics
+from strop.types import Metric, Rollout, StepMetrics
 
 MAX_ANSWER_CHARS = 300  # a longer answer is wrong unless it is the label itself
 MAX_SEARCHED_CHARS = 2000  # of the end of a response that marks no answer
@@ -33,7 +33,7 @@ class MathScore:
     that no text a policy writes can hang a run: such an answer scores 0 and is counted in `reward/num_timeouts`.
 
     Raises:
-        RewardError: the prompt has no label, or an empty one.
+        RewardError: the prompt has no label, an empty one, or one that is neither text nor a number.
     """
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class MathScore:
         self._num_timeouts = 0
 
     def __call__(self, rollout: Rollout) -> float:
-        label = _label_answer(_label_text(rollout))
+        label = _label_answer(read_label(rollout.prompt, math_label))
         marked = marked_answer(rollout.text)
         answer = rollout.text[-MAX_SEARCHED_CHARS:] if marked is None else marked
         answer = _plain(answer)
@@ -130,13 +130,12 @@ def _compare_plain(answer: str, label: str) -> bool | None:
     return False if found == found.to_integral_value() and right == right.to_integral_value() else None
 
 
-def _label_text(rollout: Rollout) -> str:
-    label: Any = required_label(rollout.prompt, "math")
-    text = str(label).strip()
+def math_label(label: Any) -> str:
+    """The text of a label. Raises LabelError."""
+    text = label_text(label, "math").strip()
     if not text:
-        raise RewardError(
-            f"data.label_key must name a column with the right answer for reward.kind = math, "
-            f"got empty text in prompt row {rollout.prompt.row}. Add the answer to the data."
+        raise LabelError(
+            "the label must be an answer for reward.kind = math, got empty text. Add the answer to the data."
         )
     return text
 

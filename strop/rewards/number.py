@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from decimal import Decimal
+from decimal import Decimal, Overflow, localcontext
 from typing import Any
 
-from strop.rewards.label import required_label
-from strop.types import RewardError, Rollout
+from strop.rewards.label import LabelError, label_text, read_label
+from strop.types import Rollout
 
 # A minus belongs to the number only if nothing stands before it that it could subtract from.
 _SIGN = r"(?<![0-9A-Za-z_)\]}])[-+]\$?"
@@ -34,11 +34,18 @@ def number_score(rollout: Rollout, *, tolerance: float) -> float:
     Raises:
         RewardError: the prompt has no label, or one that is not a number.
     """
-    label = _label_value(rollout)
+    label = read_label(rollout.prompt, number_label)
     value = last_number(rollout.text)
     if value is None:
         return 0.0
-    return float(value == label or abs(value - label) <= Decimal(repr(tolerance)))
+    return float(value == label or _distance(value, label) <= Decimal(repr(tolerance)))
+
+
+def _distance(one: Decimal, other: Decimal) -> Decimal:
+    """Infinity where it has more digits before the point than a Decimal holds, about a million."""
+    with localcontext() as context:
+        context.traps[Overflow] = False
+        return abs(one - other)
 
 
 def last_number(text: str) -> Decimal | None:
@@ -73,12 +80,12 @@ def _value(match: re.Match[str]) -> Decimal:
     return Decimal(sign + match["digits"].replace(",", "") + (match["exponent"] or ""))
 
 
-def _label_value(rollout: Rollout) -> Decimal:
-    label: Any = required_label(rollout.prompt, "number")
-    value = whole_number(str(label))
+def number_label(label: Any) -> Decimal:
+    """The number that a label is. Raises LabelError."""
+    value = whole_number(label_text(label, "number"))
     if value is None:
-        raise RewardError(
-            f"data.label_key must name a column of numbers for reward.kind = number, got {label!r} in prompt row "
-            f"{rollout.prompt.row}. Mend the label, or use reward.kind = exact or math."
+        raise LabelError(
+            f"the label must be a number for reward.kind = number, got {label!r:.200}. "
+            "Mend it, name another column in label_key, or use reward.kind = exact or math."
         )
     return value

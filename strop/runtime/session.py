@@ -7,11 +7,11 @@ from functools import partial
 from typing import Any
 
 from strop.algorithms import PolicyObjective
-from strop.config import DataOptions, TrainConfig, to_toml
+from strop.config import DataOptions, RewardOptions, TrainConfig, to_toml
 from strop.data import PromptCursor, load_prompts
 from strop.engines import TorchEngine
 from strop.observe.console import Console
-from strop.rewards import Scorer, make_scorer
+from strop.rewards import Scorer, label_check, make_scorer
 from strop.rollout.single_turn import Decode
 from strop.runtime.evaluation import Evaluation
 from strop.runtime.models import LoadedModel, check_length, check_stop_token_ids, load_model, set_threads
@@ -51,7 +51,7 @@ def open_session(config: TrainConfig, console: Console, folder: RunFolder) -> Se
     set_threads(config.trainer.num_threads)
     loaded = load_model(config.model)
     check_stop_token_ids(loaded, config.rollout.stop_token_ids)
-    prompts = _load("data", config.data, loaded, console)
+    prompts = _load("data", config.data, config.reward, loaded, console)
     _check_lengths(loaded, prompts, "rollout", config.rollout.max_response_tokens)
     held_out = load_held_out(config, loaded, console)
     cursor = PromptCursor(len(prompts), seed=config.seed, shuffle=config.data.shuffle)
@@ -87,15 +87,17 @@ def load_held_out(config: TrainConfig, loaded: LoadedModel, console: Console) ->
     """The prompts of `eval.data`, each short enough to be answered; none without that table."""
     if config.eval.data is None:
         return ()
-    prompts = _load("eval.data", config.eval.data, loaded, console)
+    prompts = _load("eval.data", config.eval.data, config.reward, loaded, console)
     own = config.eval.max_response_tokens
     limit = ("rollout", config.rollout.max_response_tokens) if own is None else ("eval", own)
     _check_lengths(loaded, prompts, *limit)
     return prompts
 
 
-def _load(table: str, options: DataOptions, loaded: LoadedModel, console: Console) -> tuple[Prompt, ...]:
-    found = load_prompts(options, loaded.tokenizer)
+def _load(
+    table: str, options: DataOptions, reward: RewardOptions, loaded: LoadedModel, console: Console
+) -> tuple[Prompt, ...]:
+    found = load_prompts(options, loaded.tokenizer, check_label=label_check(reward))
     if found.num_skipped:
         console.warn(f"{table}: {found.num_skipped} broken lines were left out, as skip_bad_lines asks.")
     return found.prompts

@@ -133,7 +133,10 @@ def run_async(work: Coroutine[Any, Any, T]) -> T:
     """Run to the end, also from inside a notebook, whose own event loop is running already."""
     try:
         asyncio.get_running_loop()
+        is_in_loop = True
     except RuntimeError:
+        is_in_loop = False
+    if not is_in_loop:  # outside of the except block: errors of the work would be said to come from its RuntimeError
         return asyncio.run(work)
     outcome: list[T] = []
     errors: list[BaseException] = []

@@ -51,6 +51,40 @@ def test_eval_flags_win_over_what_the_run_folder_says(small, run):
     assert of_start == json.loads(strop("eval", small.train, *small.eval_flags, "--json").out)
 
 
+def test_short_names_in_eval_are_those_of_eval(small):
+    given = strop("eval", small.train, *small.eval_flags, "--json", "--temperature", ".5", "--num-samples", "3")
+    whole = ("--eval.temperature", ".5", "--eval.num_samples", "3")
+    assert given.code == 0, given.err
+    assert given == strop("eval", small.train, *small.eval_flags, "--json", *whole)
+    assert given != strop("eval", small.train, *small.eval_flags, "--json", "--eval.num_samples", "3")
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--greedy", "false"),
+        ("--num-samples", "0"),
+        ("--num-samples", "3"),
+        ("--temperature", "0.3"),
+        ("--top-p", "0.5"),
+        ("--top-k", "2"),
+        ("--eval.max_response_tokens", "3"),
+        ("--rollout.max_response_tokens", "3"),
+        ("--stop-token-ids", "[4]"),
+        ("--max-prompts", "5"),
+        ("--seed", "1"),
+    ],
+    ids=" ".join,
+)
+def test_each_option_of_an_evaluation_moves_its_scores(small, flags):
+    held_out = small.eval_flags[:4]
+    plain = strop("eval", small.train, *held_out, "--max-prompts", "8", "--json")
+    flags = flags if "--max-prompts" in flags else (*flags, "--max-prompts", "8")
+    other = strop("eval", small.train, *held_out, *flags, "--json")
+    assert (plain.code, other.code) == (0, 0), other.err
+    assert json.loads(other.out) != json.loads(plain.out)
+
+
 def test_eval_prints_a_table_and_as_many_answers_as_asked(run):
     done = strop("eval", run, "--show", "2")
     assert done.code == 0
@@ -101,6 +135,16 @@ def test_explain_lists_each_option_of_the_config_once(small):
     assert set(options_of(done.out)) == set(values(load_config(small.train)))
 
 
+def test_a_short_name_in_explain_and_train_is_never_an_option_of_eval(small):
+    rows = options_of(strop("explain", small.train, "--temperature", "0.5").out)
+    assert rows["rollout.temperature"] == ("0.5", "command line")
+    assert rows["eval.temperature"] == ("1.0", "default")
+    for command in ("explain", "train"):
+        done = strop(command, small.train, *small.eval_flags, "--top-p", ".9")
+        assert (done.code, done.out) == (2, "")
+        assert "top_p is valid as eval.top_p; write the whole path" in done.err
+
+
 def test_explain_of_an_sft_config_has_no_policy(small):
     done = strop("explain", "--sft", small.sft, "--lr", "0.5")
     assert done.code == 0
@@ -111,11 +155,18 @@ def test_explain_of_an_sft_config_has_no_policy(small):
     assert "objective" not in done.out
 
 
-def test_explain_of_an_sft_config_without_saying_so_is_refused(small):
-    done = strop("explain", small.sft)
-    assert done.code == 2
-    assert "Traceback" not in done.err
-    assert "reward must be given" in done.err
+@pytest.mark.parametrize("command", ["explain", "train", "eval"])
+def test_a_config_of_sft_given_to_another_command_is_refused_in_one_line_that_says_so(small, command):
+    done = strop(command, small.sft)
+    assert (done.code, done.out, len(done.err.splitlines())) == (2, "", 1)
+    assert f"{small.sft} is a config of strop sft" in done.err
+
+
+@pytest.mark.parametrize("command", [["sft"], ["explain", "--sft"]])
+def test_a_config_of_train_given_to_sft_is_refused_in_one_line_that_says_so(small, command):
+    done = strop(*command, small.train)
+    assert (done.code, done.out, len(done.err.splitlines())) == (2, "", 1)
+    assert f"{small.train} is a config of strop train" in done.err
 
 
 @pytest.mark.parametrize("command", ["explain", "train"])

@@ -214,6 +214,18 @@ def test_a_run_on_generated_tasks_is_scored_by_their_own_scorer(digits, tmp_path
     assert len({row["prompt_row"] for row in rows}) == 8
 
 
+def test_flags_below_data_options_reach_the_dataset_as_numbers_and_truth_values(digits, tmp_path):
+    """As text, "false" would count as true, and chain_sum would refuse "2"."""
+    from reasoning_gym.factory import create_dataset
+
+    options = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1, "allow_negation": False}
+    flags = [word for name, value in options.items() for word in (f"--data.options.{name}", str(value).lower())]
+    data = 'kind = "reasoning_gym"\nname = "chain_sum"\nsize = 12\ntask_seed = 3'
+    rows = reward_run(digits, tmp_path, "dataset", data, *flags)
+    tasks = create_dataset("chain_sum", size=12, seed=3, **options)
+    assert [row["prompt"] for row in rows] == [tasks[row["prompt_row"]]["question"] for row in rows]
+
+
 def test_a_batched_function_sees_the_whole_step_and_gives_what_the_plain_one_gives(small, run, tmp_path):
     path = tmp_path / "batched.py"
     path.write_text(

@@ -97,7 +97,8 @@ def test_a_run_that_fails_in_its_first_step_for_what_one_can_mend_leaves_no_fold
 
 def test_a_run_that_fails_in_a_later_step_keeps_what_it_has_learned(small, tmp_path):
     (tmp_path / "later.py").write_text(
-        "seen = []\n\ndef score(rollout):\n    seen.append(rollout)\n    return 1 / (len(seen) <= 16) if rollout.sample else 0.5\n"
+        "seen = []\n\ndef score(rollout):\n    seen.append(rollout)\n"
+        "    return 1 / (len(seen) <= 16) if rollout.sample else 0.5\n"
     )
     done = strop(
         "train", small.train, "--reward.function", f"{tmp_path}/later.py:score", "--run.folder", tmp_path / "run"

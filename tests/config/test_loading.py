@@ -189,6 +189,18 @@ def test_a_seed_that_torch_cannot_take_is_refused(refusal, seed):
     assert refusal(flags=["--seed", seed]).startswith("seed must be ")
 
 
+@pytest.mark.parametrize(
+    "more, flags",
+    [
+        (f"[rollout]\nstop_token_ids = [0x{'f' * 5000}]", []),
+        ("", ["--stop-token-ids", f"[0x{'f' * 5000}]"]),
+        ("", [f"--algorithm.kl={{coef = 0x{'f' * 5000}}}"]),
+    ],
+)
+def test_a_number_too_long_to_print_is_refused_wherever_it_stands(refusal, more, flags):
+    assert "must be a number of at most 64 bits, got one of 20000" in refusal(more, flags=flags)
+
+
 def test_a_wrong_value_says_where_it_was_set(refusal):
     assert refusal("[rollout]\ngroup_size = 0").endswith("run.toml)")
     assert refusal(flags=["--group-size", "0"]).endswith("(command line)")
@@ -333,6 +345,7 @@ IDLE = [
     ("[eval]\ntop_k = 5", "eval.top_k"),
     ("[eval]\nmax_response_tokens = 5", "eval.max_response_tokens"),
     ('[eval]\nnum_samples = 0\ntop_k = 5\n[eval.data]\nkind = "jsonl"\npath = "x"', "eval.top_k"),
+    ('[eval.data]\nkind = "jsonl"\npath = "x"\nshuffle = false', "eval.data.shuffle"),
     ("[run]\nkeep_checkpoints = 5", "run.keep_checkpoints"),
 ]
 

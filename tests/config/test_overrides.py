@@ -41,13 +41,35 @@ def test_hyphens_are_underscores_in_flags():
     assert config.algorithm.policy_loss.eps_clip_high == 0.4
 
 
-def test_a_name_that_occurs_more_than_once_is_refused_with_its_paths():
-    message = refusal(["--temperature", "0.5"])
-    assert (
-        message
-        == "--temperature is ambiguous: it may be rollout.temperature or eval.temperature. Write the whole path."
-    )
+def test_a_name_that_occurs_more_than_once_outside_eval_is_refused_with_its_paths():
+    assert refusal(["--path", "x"]) == "--path is ambiguous: it may be model.path or data.path. Write the whole path."
     assert refusal({"kind": "cispo"}).startswith("--kind is ambiguous")
+
+
+@pytest.mark.parametrize("name", ["temperature", "max_response_tokens"])
+def test_a_short_name_means_the_option_outside_eval(name):
+    config = make([f"--{name}", "2"])
+    assert (getattr(config.rollout, name), name in config.eval.model_fields_set) == (2, False)
+
+
+def test_a_short_name_that_is_only_below_eval_is_refused_with_its_path():
+    assert refusal(["--top-p", "0.9"]) == (
+        "top_p is valid as eval.top_p; write the whole path: training samples from the whole distribution."
+    )
+    assert refusal({"num_samples": 2}).startswith("num_samples is valid as eval.num_samples; write the whole path")
+    with pytest.raises(ConfigError, match=r"greedy is valid as eval\.greedy"):
+        make(["--greedy"])
+
+
+def test_in_eval_a_short_name_means_the_option_below_eval_where_there_is_one():
+    flags = ["--temperature", "0.5", "--num-samples", "8", "--max-prompts=3", "--greedy", "--max-sequences", "4"]
+    overrides = parse_flags(TrainConfig, flags, is_eval=True)
+    values = {"model": {"path": "m"}, "data": {"kind": "jsonl", "path": "d"}, "reward": {"kind": "exact"}}
+    values["eval"] = {"greedy": False, "data": {"kind": "jsonl", "path": "e"}}
+    config = make_config(TrainConfig, values, overrides, file="run.toml", is_eval=True)
+    assert (config.eval.temperature, config.eval.num_samples, config.eval.greedy) == (0.5, 8, True)
+    assert (config.eval.data.max_prompts, config.data.max_prompts) == (3, None)
+    assert (config.rollout.temperature, config.engine.max_sequences) == (1.0, 4)
 
 
 def test_a_path_decides_between_two_options_of_one_name():
@@ -66,6 +88,10 @@ def test_an_option_at_the_top_goes_by_its_name():
         (["--algorithm.policy_loss.eps_clp", "3"], "algorithm.policy_loss.eps_clip"),
         (["--trainer.group_size", "3"], "rollout.group_size"),
         ({"run.num-steps": 3}, "run.num_steps"),
+        (["--temperatur", "3"], "rollout.temperature or eval.temperature"),
+        (["--kl-coef", "3"], "nearest option is algorithm.kl.coef."),  # its path with underscores for dots
+        (["--data-path", "3"], "nearest option is data.path or eval.data.path."),
+        (["--bogus", "1"], "strop explain CONFIG"),  # nothing is near: how to see them all
     ],
 )
 def test_an_unknown_option_is_refused_with_the_nearest(flags, nearest):
@@ -115,8 +141,9 @@ def test_lists_are_read_as_toml(flags):
 
 
 def test_a_list_that_is_no_toml_is_refused():
-    with pytest.raises(ConfigError, match="is not a TOML value"):
-        make(["--stop-token-ids", "[1,"])
+    for value in ("[1,", "[" + "9" * 5000 + "]", "[" * 5000):
+        with pytest.raises(ConfigError, match="is not a TOML value"):
+            make(["--stop-token-ids", value])
     assert refusal(["--stop-token-ids", "5"]).startswith("rollout.stop_token_ids must be ")
 
 
@@ -150,6 +177,34 @@ def test_an_option_given_twice_is_refused(flags):
 def test_options_of_a_dataset_pass_by_their_own_names():
     config = make({"data.options.min_terms": 3, "data.options.deep.er": "x"}, data=GYM, reward={"kind": "dataset"})
     assert config.data.options == {"min_terms": 3, "deep": {"er": "x"}}
+
+
+@pytest.mark.parametrize(
+    "text, value",
+    [
+        ("true", True),
+        ("false", False),
+        ("3", 3),
+        ("-0.5", -0.5),
+        ("[1, 2]", [1, 2]),
+        ("{a = 1}", {"a": 1}),
+        ("'3'", "3"),
+        ("some text", "some text"),
+        ("05", "05"),
+        ("[1,", "[1,"),
+        ("3 # of them", "3 # of them"),
+        ("1, b = 2", "1, b = 2"),
+        ("1}\nx = {y = 2", "1}\nx = {y = 2"),
+        ("", ""),
+        ("9" * 5000, "9" * 5000),
+    ],
+)
+@pytest.mark.parametrize("table", ["data", "eval.data"])
+def test_below_a_free_table_a_flag_is_read_as_toml_and_what_is_not_toml_stays_text(table, text, value):
+    flags = [f"--{table}.options.x={text}"]
+    config = make(flags, data=GYM, eval={"data": GYM}, reward={"kind": "dataset"})
+    found = (config.data if table == "data" else config.eval.data).options["x"]
+    assert (found, type(found)) == (value, type(value))
 
 
 def test_a_table_and_a_value_for_one_option_are_refused():

@@ -1,6 +1,8 @@
 """Files: a broken line is an error with its physical place, never a silent loss."""
 
+import gzip
 import json
+import time
 
 import pyarrow
 import pytest
@@ -41,6 +43,9 @@ def values(rows):
         (b'{"\xc3\xa4": "\xff"}', "line 4, column 8", "not valid UTF-8, byte 0xff"),
         (b'{"label": NaN}', "line 4", "NaN is not JSON"),
         (b'{"label": -Infinity}', "line 4", "-Infinity is not JSON"),
+        (b'{"label": [1e999]}', "line 4", "1e999 is larger than any 64-bit number"),
+        (b'{"label": -1e400}', "line 4", "-1e400 is larger than any 64-bit number"),
+        (b"\x00", "line 4, column 1", "not valid JSON"),
         (b'{"label": 1, "label": 2}', "line 4", "the key 'label' stands there twice"),
         (b'{"prompt": "\\ud800"}', "line 4", "a \\u escape is half of a surrogate pair"),
         (b'{"label": ' + b"9" * 5000 + b"}", "line 4", "not usable, Exceeds the limit"),
@@ -86,6 +91,39 @@ def test_a_file_that_is_not_there_and_a_folder_are_said_to_be_that(read, tmp_pat
         read(tmp_path)
 
 
+@pytest.mark.parametrize(
+    "content, sentence",
+    [
+        (gzip.compress(VALID), "is compressed with gzip. Unpack it first."),
+        (b"\x28\xb5\x2f\xfd" + VALID, "is compressed with zstd. Unpack it first."),
+        (b"PK\x03\x04" + VALID, "is a zip archive. Unpack it first."),
+        (b"PAR1" + VALID, 'is a Parquet file. Set kind = "parquet".'),
+        (VALID.decode().encode("utf-16"), "is text in UTF-16. Save it as UTF-8."),
+    ],
+)
+@pytest.mark.parametrize("skip_bad_lines", [False, True])
+def test_a_file_of_another_format_is_said_to_be_that(file, content, sentence, skip_bad_lines):
+    path = file(content)
+    with pytest.raises(DataError) as caught:
+        read_jsonl(path, skip_bad_lines=skip_bad_lines)
+    assert str(caught.value) == f"{path}: {sentence}"
+
+
+@pytest.mark.parametrize("read", [lambda path: read_jsonl(path, skip_bad_lines=True), read_parquet])
+def test_an_empty_path_is_no_folder(read):
+    with pytest.raises(DataError, match="the path of a data file must be given, got ''"):
+        read("")
+
+
+def test_a_line_of_100_megabytes_is_read_or_refused_in_seconds(file):
+    started = time.monotonic()
+    rows, _ = read_jsonl(file(b'{"a": "' + b"x" * 100_000_000 + b'"}\r\n' + VALID), skip_bad_lines=False)
+    assert [len(rows[0].values["a"]), rows[1].values] == [100_000_000, {"prompt": "a"}]
+    with pytest.raises(DataError, match="line 1, column 1: not valid JSON"):
+        read_jsonl(file(b"x" * 100_000_000), skip_bad_lines=False)
+    assert time.monotonic() - started < 10
+
+
 def test_a_key_that_is_missing_is_an_error_with_the_keys_there_are(file):
     rows, _ = read_jsonl(file(b'\n{"question": "a", "answer": 1}'), skip_bad_lines=False)
     with pytest.raises(
@@ -120,7 +158,8 @@ def test_any_bytes_give_rows_and_counts_that_add_up_or_a_data_error(tmp_path_fac
     try:
         rows, num_skipped = read_jsonl(path, skip_bad_lines=True)
     except DataError as error:
-        assert "has no rows" in str(error)  # noqa: PT017  both outcomes are right, each with its own claim
+        reasons = ("has no rows", "is compressed with gzip", "is text in UTF-16")
+        assert any(reason in str(error) for reason in reasons)  # noqa: PT017  each outcome has its own claim
     else:
         assert len(rows) + num_skipped == num_filled
 
@@ -132,6 +171,21 @@ def test_parquet_rows_come_back_with_lists_and_structs(tmp_path):
     rows = read_parquet(path)
     assert values(rows) == written
     assert rows[1].where == f"{path}, row 1"
+
+
+def test_two_parquet_columns_of_one_name_are_an_error(tmp_path):
+    path = tmp_path / "rows.parquet"
+    columns = [pyarrow.array(["a"]), pyarrow.array(["b"])]
+    parquet.write_table(pyarrow.Table.from_arrays(columns, names=["prompt", "prompt"]), path)
+    with pytest.raises(DataError, match=r"rows\.parquet: has two columns 'prompt'"):
+        read_parquet(path)
+
+
+def test_a_parquet_value_that_python_cannot_hold_is_an_error(tmp_path):
+    path = tmp_path / "rows.parquet"
+    parquet.write_table(pyarrow.table({"prompt": ["a"], "at": pyarrow.array([1], pyarrow.timestamp("ns"))}), path)
+    with pytest.raises(DataError, match=r"rows\.parquet: cannot be read as Parquet, Nanosecond"):
+        read_parquet(path)
 
 
 def test_a_broken_or_empty_parquet_file_is_a_data_error(tmp_path):

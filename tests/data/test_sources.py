@@ -50,6 +50,25 @@ def test_columns_have_the_names_that_the_options_give_them(jsonl, tokenizer):
     assert (prompt.text, prompt.label, prompt.metadata) == ("ab", 5, {"level": 3})
 
 
+@pytest.mark.parametrize("option", ["label_key", "metadata_key"])
+def test_a_column_that_is_named_and_that_no_row_has_is_an_error_with_those_there_are(
+    jsonl, tokenizer, tmp_path, option
+):
+    rows = [{"prompt": "a", "answer": 5}, {"prompt": "b", "extra": {}}]
+    parquet.write_table(pyarrow.Table.from_pylist(rows[:1]), tmp_path / "rows.parquet")
+    named = {option: "answr"}
+    message = rf"^.*rows\.\w+: no row has the key 'answr', which data\.{option} names\. The keys there are: 'prompt', 'answer'"
+    for options in (
+        JSONLOptions(path=jsonl(*rows), **named),
+        ParquetOptions(path=str(tmp_path / "rows.parquet"), **named),
+    ):
+        with pytest.raises(DataError, match=message):
+            load_prompts(options, tokenizer)
+    # named, and there in one row; or not named by anybody
+    assert load_prompts(JSONLOptions(path=jsonl(*rows), label_key="extra"), tokenizer).prompts[0].label is None
+    assert load_prompts(JSONLOptions(path=jsonl(*rows), **{option: option.removesuffix("_key")}), tokenizer).prompts
+
+
 def test_chat_and_system_prompt_reach_the_prompts(jsonl, chat_tokenizer):
     path = jsonl({"prompt": "ab"})
     loaded = load_prompts(JSONLOptions(path=path, system_prompt="c"), chat_tokenizer)
@@ -67,6 +86,8 @@ def test_chat_and_system_prompt_reach_the_prompts(jsonl, chat_tokenizer):
         ({}, "has no key 'prompt', which data.prompt_key names. Its keys: none"),
         ({"prompt": 5}, "the prompt must be text or a list of messages, got int"),
         ({"prompt": ""}, "the prompt has no tokens"),
+        ({"prompt": None}, "the prompt must be text or a list of messages, got NoneType"),
+        ({"prompt": "a" * 10_000_001}, "the prompt must have at most 10000000 characters, got 10000001"),
         ({"prompt": "a", "metadata": "x"}, "'metadata' (data.metadata_key) must be an object, got str"),
     ],
 )

@@ -1,5 +1,6 @@
 """Exact text, numbers, and the scores that reasoning-gym gives."""
 
+import time
 from decimal import Decimal
 
 import pytest
@@ -103,16 +104,42 @@ def test_any_integer_is_found_as_it_was_written(number, has_commas):
         ("-3", "\u22123", 0, 1.0),
         ("9007199254740993", "9007199254740992", 0, 0.0),  # the same float64
         ("1" * 1_000_000, 1, 0.5, 0.0),
+        # a difference of 10^6 digits, which is more than a Decimal holds
+        ("9" * 1_000_000, 7, 0.0, 0.0),
+        ("-" + "9" * 1_000_000, 7, 1e300, 0.0),
+        ("7", "9" * 1_000_000, 0.5, 0.0),
+        ("9" * 1_000_000 + "e999", "9" * 1_000_000 + "e-999", 0.5, 0.0),
+        ("9" * 1_000_000, "9" * 1_000_000, 0.0, 1.0),
+        ("9" * 999_999 + "8", "9" * 1_000_000, 0.5, 0.0),
+        ("9" * 999_999 + "8", "9" * 1_000_000, 1.0, 1.0),
+        ("0" * 1_000_000 + "7", 7, 0.0, 1.0),
     ],
 )
 def test_a_number_is_right_within_the_tolerance(score, text, label, tolerance, reward):
     assert score(NumberRewardOptions(tolerance=tolerance), text, label) == reward
 
 
-@pytest.mark.parametrize("label", ["five", "", "3 apples", True, [5], float("nan")])
+@pytest.mark.parametrize("options", [ExactRewardOptions(), NumberRewardOptions(tolerance=0.5)])
+@pytest.mark.parametrize("part", ["9", "-", "$", ".", "1.", "1,", ",111", "1e", "12 ", "-,", "\u2212", " ", "0"])
+def test_a_million_characters_have_a_score_within_a_second(score, options, part):
+    started = time.monotonic()
+    assert score(options, part * (1_000_000 // len(part)), "70") == 0.0
+    assert time.monotonic() - started < 1.0
+
+
+@pytest.mark.parametrize("label", ["five", "", "3 apples"])
 def test_a_label_that_is_not_a_number_is_an_error(score, label):
-    with pytest.raises(RewardError, match=r"column of numbers for reward\.kind = number, got .* in prompt row 2"):
+    with pytest.raises(
+        RewardError, match=r"^prompt row 2: the label must be a number for reward\.kind = number, got '"
+    ):
         score(NumberRewardOptions(on_error="exclude"), "5", label, row=2)
+
+
+@pytest.mark.parametrize("options", [ExactRewardOptions(), NumberRewardOptions()])
+@pytest.mark.parametrize("label", [True, [5], {"a": 5}, float("nan"), float("inf"), Decimal("NaN")])
+def test_a_label_that_is_neither_text_nor_a_finite_number_is_an_error(score, options, label):
+    with pytest.raises(RewardError, match=r"^prompt row 2: the label must be text or a finite number for reward\.kind"):
+        score(options, "5", label, row=2)
 
 
 class _Letters:
