@@ -232,3 +232,19 @@ def without_times(rows):
 def metrics(run):
     """metrics.jsonl of a run folder, without times."""
     return without_times(read_lines(Path(run) / "metrics.jsonl"))
+
+
+def refusing(tmp_path):
+    """A function that runs a command that must be refused, and returns its message. The folder runs/ must stay absent."""
+
+    def run(command, config, *flags):
+        folder = tmp_path / "runs"
+        done = strop(command, config, *flags, "--run.folder", folder)
+        assert done.code == 2, done
+        assert done.err.startswith("error: "), done.err
+        assert "Traceback" not in done.err
+        assert len(done.err.splitlines()) == 1, done.err
+        assert not folder.exists(), [p.name for p in folder.iterdir()]
+        return done.err
+
+    return run

@@ -3,12 +3,17 @@
 import json
 
 import pytest
-from commands.small_runs import small_once, strop
+from commands.small_runs import refusing, small_once, strop
 
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory):
     return small_once(tmp_path_factory)
+
+
+@pytest.fixture
+def refused(tmp_path):
+    return refusing(tmp_path)
 
 
 @pytest.mark.parametrize("command", ["train", "sft"])

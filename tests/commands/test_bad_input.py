@@ -5,12 +5,17 @@ import logging
 import shutil
 
 import pytest
-from commands.small_runs import read_lines, small_once, strop
+from commands.small_runs import read_lines, refusing, small_once, strop
 
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory):
     return small_once(tmp_path_factory)
+
+
+@pytest.fixture
+def refused(tmp_path):
+    return refusing(tmp_path)
 
 
 # ---- options --------------------------------------------------------------------------------------------------------
