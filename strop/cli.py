@@ -124,8 +124,9 @@ def explain(config: Path, is_sft: bool, flags: tuple[str, ...]) -> None:
 @cli.command(context_settings=_ANY_FLAGS, epilog=_OPTIONS_HELP)
 @click.argument("config", type=click.Path(path_type=Path))
 @click.option("--all", "every_kind", is_flag=True, help="Look at every other kind of every table too.")
+@click.option("--only", default="", metavar="TABLE", help="Look at one table, such as algorithm, or at one option.")
 @_with_flags
-def audit(config: Path, every_kind: bool, flags: tuple[str, ...]) -> None:
+def audit(config: Path, every_kind: bool, only: str, flags: tuple[str, ...]) -> None:
     """Turn every option, one at a time, and show what each moves.
 
     Small runs on made-up prompts and scores go through the real objective, trainer and loop; neither your model nor your
@@ -139,9 +140,11 @@ def audit(config: Path, every_kind: bool, flags: tuple[str, ...]) -> None:
 
     console, findings = TerminalConsole(title="audit"), []
     with console.live(), console.phase("audit", len(values(loaded))):
-        for finding in examine(loaded, every_kind=every_kind):
+        for finding in examine(loaded, every_kind=every_kind, only=only):
             findings.append(finding)
             console.advance(len(findings))
+    if not findings:
+        raise UserError(f"--only must name a table or an option of this config, got {only!r}.")
     print_audit(findings)
     dead = [f for f in findings if f.verdict == "DEAD"]
     acting = sum(f.verdict == "acts" for f in findings)

@@ -27,40 +27,42 @@ class RolloutOptions(Options):
     )
 
 
-class _RewardOptions(Options):
+class _ForeignScorerOptions(Options):
+    """Of scorers that strop does not write, which may fail; its own give every answer a score."""
+
     on_error: Literal["fail", "zero", "exclude"] = Field(
         default="fail",
         description="When a scorer raises or returns NaN: stop, score 0, or leave the rollout out (counted).",
     )
 
 
-class ExactRewardOptions(_RewardOptions):
+class ExactRewardOptions(Options):
     """1 if the response equals the label and ended by itself, else 0."""
 
     kind: Literal["exact"] = "exact"
     strip: bool = Field(default=True, description="Ignore white space around both.")
 
 
-class NumberRewardOptions(_RewardOptions):
+class NumberRewardOptions(Options):
     """1 if the last number of the response equals the label, else 0."""
 
     kind: Literal["number"] = "number"
     tolerance: float = Field(default=0.0, ge=0, description="Largest absolute difference that still counts as equal.")
 
 
-class MathRewardOptions(_RewardOptions):
+class MathRewardOptions(Options):
     """1 if the response's final answer is mathematically equal to the label (math-verify), else 0."""
 
     kind: Literal["math"] = "math"
 
 
-class DatasetRewardOptions(_RewardOptions):
+class DatasetRewardOptions(_ForeignScorerOptions):
     """The score of the dataset's own scorer (reasoning-gym)."""
 
     kind: Literal["dataset"] = "dataset"
 
 
-class FunctionRewardOptions(_RewardOptions):
+class FunctionRewardOptions(_ForeignScorerOptions):
     """Your function: it takes a `strop.types.Rollout` and returns a number, or None for no score."""
 
     kind: Literal["function"] = "function"

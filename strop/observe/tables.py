@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from itertools import groupby
 from typing import Any
 
 from rich.console import Console
@@ -55,30 +56,34 @@ def print_evaluation(
 
 
 def print_audit(findings: Sequence[Any]) -> None:
-    """What each option of an audit moved: one row an option."""
+    """What each option of an audit moved: one row an option, a table for each variant that was looked at."""
     console = Console(highlight=False)
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("option", "value", "tried", "loss", "update", "and", ""):
-        table.add_column(title, overflow="fold")
-    variant = ""
-    for f in findings:
-        if f.variant != variant:
-            table.add_section()
-            variant = f.variant
-            table.add_row(f"[bold]with {escape(variant)}[/bold]")
-        others = [name for name in f.changes if name not in ("loss", "update")]
-        where = f" (in {f.scenario})" if f.scenario else ""
-        style = {"acts": "green", "DEAD": "bold red"}.get(f.verdict, "dim")
-        table.add_row(
-            f"[{'dim' if f.origin == 'default' else 'bold'}]{f.path}[/]",
-            escape(_short(f.value)),
-            escape(", ".join(_short(v) for v in f.tried[-3:])),
-            f.changes.get("loss", ""),
-            f.changes.get("update", ""),
-            escape(f.reason or ", ".join(others[:3]) + where),
-            f"[{style}]{f.verdict}[/]",
-        )
-    console.print(table)
+    if console.width < 140:
+        console.width = 140
+    for variant, group in groupby(findings, key=lambda f: f.variant):
+        title = f"with {variant}" if variant else None
+        table = Table(box=None, pad_edge=False, header_style="bold", title=title, title_justify="left")
+        table.add_column("option", no_wrap=True, min_width=38)
+        for name in ("value", "tried", "loss", "update", "and", ""):
+            table.add_column(name, overflow="fold")
+        for finding in group:
+            table.add_row(*_audit_row(finding))
+        console.print(table)
+
+
+def _audit_row(f: Any) -> tuple[str, ...]:
+    others = [name for name in f.changes if name not in ("loss", "update")]
+    where = f" (in {f.scenario})" if f.scenario else ""
+    style = {"acts": "green", "DEAD": "bold red"}.get(f.verdict, "dim")
+    return (
+        f"[{'dim' if f.origin == 'default' else 'bold'}]{f.path}[/]",
+        escape(_short(f.value)),
+        escape(", ".join(_short(v) for v in f.tried[-3:])),
+        f.changes.get("loss", ""),
+        f.changes.get("update", ""),
+        escape(f.reason.partition(". ")[0] or ", ".join(others[:3]) + where),
+        f"[{style}]{f.verdict}[/]",
+    )
 
 
 def _short(value: Any, width: int = 24) -> str:

@@ -38,13 +38,13 @@ def make_scorer(options: RewardOptions) -> Scorer:
     """
     match options:
         case ExactRewardOptions():
-            return Scorer(lambda rollout: exact_score(rollout, strip=options.strip), "exact", options.on_error)
+            return Scorer(lambda rollout: exact_score(rollout, strip=options.strip), "exact")
         case NumberRewardOptions():
             score = lambda rollout: number_score(rollout, tolerance=options.tolerance)  # noqa: E731
-            return Scorer(score, "number", options.on_error)
+            return Scorer(score, "number")
         case MathRewardOptions():
             maths = MathScore()
-            return Scorer(maths, "math", options.on_error, metrics=maths.take_metrics)
+            return Scorer(maths, "math", metrics=maths.take_metrics)
         case DatasetRewardOptions():
             return Scorer(DatasetScore(), "dataset", options.on_error)
         case FunctionRewardOptions():

@@ -41,7 +41,11 @@ class MathsProcess:
             if self._process.poll() is not None:
                 self._stop()
                 self._start()
-            line = _ask(self._process, json.dumps([label, answer, is_marked]), MAX_WAIT_S)
+            try:
+                line = _ask(self._process, json.dumps([label, answer, is_marked]), MAX_WAIT_S)
+            except KeyboardInterrupt:
+                self._stop()  # its answer would be taken for the next question's
+                raise
             if line:
                 return json.loads(line)
             self._stop()

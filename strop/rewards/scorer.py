@@ -61,7 +61,7 @@ class Scorer:
         self,
         score: Callable[[Any], Any],
         name: str,
-        on_error: OnError,
+        on_error: OnError = "fail",
         *,
         is_batched: bool = False,
         metrics: Callable[[], StepMetrics] | None = None,

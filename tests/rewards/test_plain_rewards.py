@@ -132,7 +132,7 @@ def test_a_label_that_is_not_a_number_is_an_error(score, label):
     with pytest.raises(
         RewardError, match=r"^prompt row 2: the label must be a number for reward\.kind = number, got '"
     ):
-        score(NumberRewardOptions(on_error="exclude"), "5", label, row=2)
+        score(NumberRewardOptions(), "5", label, row=2)
 
 
 @pytest.mark.parametrize("options", [ExactRewardOptions(), NumberRewardOptions()])

@@ -240,6 +240,6 @@ def test_only_what_the_policy_wrote_is_scored(options):
 
 
 @pytest.mark.parametrize("options", [ExactRewardOptions, NumberRewardOptions, MathRewardOptions])
-def test_a_missing_label_is_an_error_that_names_row_and_option_whatever_the_policy(options):
+def test_a_missing_label_is_an_error_that_names_row_and_option(options):
     with pytest.raises(RewardError, match=r"^prompt row 3: there must be a label .* label_key"):
-        make_scorer(options(on_error="zero"))([make_rollout("5", row=3)])
+        make_scorer(options())([make_rollout("5", row=3)])

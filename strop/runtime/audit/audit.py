@@ -34,9 +34,9 @@ class Finding:
     variant: str = ""  # the kind that its table was given for this, if not the config's own
 
 
-def audit(config: TrainConfig, *, every_kind: bool = False) -> Iterator[Finding]:
+def audit(config: TrainConfig, *, every_kind: bool = False, only: str = "") -> Iterator[Finding]:
     """Findings for every option of a config, one after the other; with `every_kind` for those of all other kinds of its
-    tables too.
+    tables too, with `only` for those of one table.
 
     The runs have the config's [algorithm], and everything else of it, with these exceptions: model, data and scores are
     made up, batches and responses are small, what counts steps is shortened in proportion, the learning rate is so high
@@ -46,9 +46,11 @@ def audit(config: TrainConfig, *, every_kind: bool = False) -> Iterator[Finding]
         write_workshop(Path(folder))
         runs = _Runs(config, Path(folder))
         for path in tree.values(config):
-            yield runs.examine(path)
+            if f"{path}.".startswith(f"{only}." if only else ""):
+                yield runs.examine(path)
         for table, kind in _other_kinds(config) if every_kind else ():
-            yield from runs.examine_kind(table, kind)
+            if f"{table}.".startswith(f"{only}." if only else ""):
+                yield from runs.examine_kind(table, kind)
 
 
 def _other_kinds(config: TrainConfig) -> Iterator[tuple[str, str]]:
@@ -75,7 +77,7 @@ class _Runs:
         value, own = tree.values(base)[path], tree.values(self.config)[path]
         found = Finding(path, own, self.config.origins.get(path, "default"), "one value")
         allowed = []
-        for other in _others(base, path, value):
+        for other in self._others(base, path, value):
             try:
                 self._variant(SCENARIOS[0], path, {path: other})
                 allowed.append(other)
@@ -110,25 +112,27 @@ class _Runs:
             self._bases[key] = scenario.run(self._variant(scenario, path, {}))
         return self._bases[key].changes_to(scenario.run(self._variant(scenario, path, {path: value})))
 
+    def _others(self, config: TrainConfig, path: str, value: Any) -> list[Any]:
+        table, unions = path.removesuffix(".kind"), tree.union_tables(TrainConfig)
+        if path in unions:  # a table that may be absent, and is
+            kinds = tree.kinds(TrainConfig, path)[:1]
+            needed = _needed(path, kinds[0], self.folder)
+            return [{"kind": kinds[0], **{name.removeprefix(f"{path}."): v for name, v in needed.items()}}]
+        if table != path and table in unions:
+            return [kind for kind in tree.kinds(TrainConfig, table) if kind != value]
+        return other_values(tree.leaf_of(config, path), value)
+
     def _variant(self, scenario: Scenario, path: str, changed: dict[str, Any]) -> TrainConfig:
         """The config with an option changed; a table that becomes of another kind starts anew. Rewards come from the
         config's own scorer only where that is what is looked at."""
-        given = self._given
+        given, now = self._given, tree.values(self.config)
         if not path.startswith("reward."):
-            given = with_varied_rewards(given, self.folder)
-        now = tree.values(self.config)
+            given = with_varied_rewards(given, now, self.folder)
         given = given | scenario.overrides(now, self.folder)
         table = path.removesuffix(".kind")
         if changed and table != path and table in tree.union_tables(TrainConfig):
             given = {p: v for p, v in given.items() if not p.startswith(f"{table}.")}
         return make_config(TrainConfig, {}, given | changed, file="audit.toml")
-
-
-def _others(config: TrainConfig, path: str, value: Any) -> list[Any]:
-    table = path.removesuffix(".kind")
-    if table != path and table in tree.union_tables(TrainConfig):
-        return [kind for kind in tree.kinds(TrainConfig, table) if kind != value]
-    return other_values(tree.leaf_of(config, path), value)
 
 
 def _needed(table: str, kind: str, folder: Path) -> dict[str, Any]:

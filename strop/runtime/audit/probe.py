@@ -25,6 +25,8 @@ from strop.types import Completion, Engine, GenerateRequest, Prompt, Rollout, St
 
 _ANSWERS = (("7", "7"), (" 7\n", "7"), ("7.4", "7"), ("x = 7", "7"), ("3", "7"), ("", "7"), (r"\boxed{7}", "7"))
 
+_BROKEN_ENTRY = {"dataset": "chain_sum", "options": {}, "entry": {}}  # a dataset's own scorer fails on it
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -84,7 +86,7 @@ def probe_scorer(config: TrainConfig) -> Outcome:
     try:
         scorer = make_scorer(config.reward)
         for sample, (text, label) in enumerate(_ANSWERS):
-            prompt = Prompt(row=sample, tokens=(2,), text="", label=label)
+            prompt = Prompt(row=sample, tokens=(2,), text="", label=label, metadata=_BROKEN_ENTRY)
             rollout = Rollout(prompt, 0, sample, (2, 3), (False, True), (0.0, -1.0), (-1, 0), "stop", text=text)
             scores.append(_scored(scorer, rollout))
     except StropError as error:

@@ -48,8 +48,13 @@ def _used_folder(now: Values, folder: Path) -> Values:
     return {}
 
 
+def _out_of_reach(now: Values, folder: Path) -> Values:
+    return {path: 1e9 for path, value in now.items() if path.endswith("target") and value is not None}
+
+
 SCENARIOS = (
     Scenario("", _as_it_is),
+    Scenario("targets that are never reached", _out_of_reach),
     Scenario("made-up answers", _as_it_is, probe_scorer),
     Scenario("a scorer that fails", _failing_scorer, probe_scorer),
     Scenario("a broken line in data", _broken_line("data")),
@@ -78,16 +83,20 @@ def made_small(config: TrainConfig, folder: Path) -> Values:
         elif f"{table}.size" in now:
             changed[f"{table}.size"] = min(now[f"{table}.size"], 24)
     if now["reward.kind"] == "function":
-        changed["reward.function"] = f"{folder}/scorer.py:score"
+        changed["reward.function"] = _scorer(now, folder)
     if now["eval.max_response_tokens"] is not None:
         changed["eval.max_response_tokens"] = min(now["eval.max_response_tokens"], 8)
     return changed
 
 
-def with_varied_rewards(given: Values, folder: Path) -> Values:
+def with_varied_rewards(given: Values, now: Values, folder: Path) -> Values:
     """The same with a scorer under which samples of one prompt earn different rewards, whatever they say."""
     kept = {path: value for path, value in given.items() if not path.startswith("reward.")}
-    return kept | {"reward.kind": "function", "reward.function": f"{folder}/scorer.py:score"}
+    return kept | {"reward.kind": "function", "reward.function": _scorer(now, folder)}
+
+
+def _scorer(now: Values, folder: Path) -> str:
+    return f"{folder}/scorer.py:{'named' if now['algorithm.advantage.kind'] == 'gdpo' else 'score'}"
 
 
 def _steps(config: TrainConfig, now: Values) -> Values:

@@ -20,7 +20,7 @@ def other_values(leaf: Leaf, value: Any) -> list[Any]:
     found = [v for kind in kinds for v in _of_type(kind, leaf, value)]
     if type(None) in _parts(leaf.field.annotation):
         found.append(None)
-    return list(dict.fromkeys(v for v in found if (v != value and type(v) is not type(value)) or v != value))
+    return [v for place, v in enumerate(found) if v != value and v not in found[:place]]
 
 
 def _parts(annotation: Any) -> tuple[Any, ...]:

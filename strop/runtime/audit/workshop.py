@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import random
+from itertools import product
 from pathlib import Path
 
 import torch
@@ -30,6 +31,11 @@ def score(given):
         return [_score(rollout) / 2 for rollout in given]
     return _score(given)
 
+def named(given):
+    rollouts = given if isinstance(given, list) else [given]
+    scores = [{"one": _score(r), "two": _score(r) % 1.0 + r.sample} for r in rollouts]
+    return scores if isinstance(given, list) else scores[0]
+
 def failing(given):
     for rollout in given if isinstance(given, list) else [given]:
         if rollout.sample == 0:
@@ -42,11 +48,14 @@ def _score(rollout):
 
 
 def write_workshop(folder: Path) -> None:
-    """Fill a folder with model/, prompts and scorer.py."""
+    """Fill a folder with model/, scorer.py, and a file of prompts for each table and kind of data file."""
     logging.disable_progress_bar()
     folder.mkdir(parents=True, exist_ok=True)
     _write_model(folder / "model")
     (folder / "scorer.py").write_text(_SCORER)
+    columns = {name: name.removesuffix("_key") for name in ("prompt_key", "label_key", "metadata_key")}
+    for table, kind in product(("data", "eval.data"), ("jsonl", "parquet")):
+        write_prompts(folder / f"{table}.{kind}", columns, num_rows=6)
 
 
 def write_prompts(path: Path, columns: dict[str, str], *, num_rows: int, broken: bool = False) -> None:
