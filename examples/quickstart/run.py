@@ -39,16 +39,16 @@ def main() -> None:
     both = ("--seed", str(seed), "--run.overwrite", "true")
     strop("sft", str(HERE / "sft.toml"), *both)
     strop("train", str(HERE / "cispo.toml"), *both)
-    show(time.perf_counter() - start)
+    show(time.perf_counter() - start, seed)
 
 
-def show(seconds: float) -> None:
+def show(seconds: float, seed: int) -> None:
     """The table at the end: held-out accuracy before and after, speed, and where the model lies."""
     from rich.console import Console
     from rich.table import Table
 
     steps = [json.loads(line) for line in (RUNS / "cispo/metrics.jsonl").read_text().splitlines()]
-    before, after = (scores(RUNS / "sft/model"), scores(RUNS / "cispo/model"))
+    before, after = (scores(RUNS / name / "model", seed) for name in ("sft", "cispo"))
     table = Table("held-out accuracy", "before", "after", title="strop quickstart", title_justify="left")
     for name in ("greedy", "sampled"):
         table.add_row(name, f"{before[name]['reward']:.3f}", f"{after[name]['reward']:.3f}")
@@ -64,10 +64,10 @@ def show(seconds: float) -> None:
         )
 
 
-def scores(model: Path) -> dict[str, dict[str, float]]:
+def scores(model: Path, seed: int) -> dict[str, dict[str, float]]:
     """What `strop eval` says of a model on the held-out tasks."""
-    config = str(HERE / "cispo.toml")
-    return json.loads(strop("eval", config, "--model.path", str(model), "--json", quiet=True))
+    flags = ("--model.path", str(model), "--seed", str(seed), "--json")
+    return json.loads(strop("eval", str(HERE / "cispo.toml"), *flags, quiet=True))
 
 
 if __name__ == "__main__":
