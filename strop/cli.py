@@ -55,6 +55,8 @@ def train(config: Path, resume: bool, flags: tuple[str, ...]) -> None:
     from strop.observe.console import TerminalConsole
     from strop.runtime import train as run
 
+    interrupts.check()
+
     console = TerminalConsole(title=config.stem)
     with console.live():
         result = run(loaded, resume=resume, console=console)
@@ -70,6 +72,8 @@ def sft(config: Path, flags: tuple[str, ...]) -> None:
     loaded = _load(config, flags, "sft")
     from strop.observe.console import TerminalConsole
     from strop.runtime import sft as run
+
+    interrupts.check()
 
     console = TerminalConsole(title=config.stem)
     with console.live():
@@ -94,6 +98,8 @@ def eval_(target: Path, show: int, as_json: bool, flags: tuple[str, ...]) -> Non
     from strop.observe.console import TerminalConsole
     from strop.observe.tables import print_evaluation
     from strop.runtime import evaluate
+
+    interrupts.check()
 
     console = TerminalConsole(title="eval", to_stderr=as_json)  # stdout is JSON and nothing else
     with console.live():
@@ -145,6 +151,8 @@ def audit(config: Path, every_kind: bool, only: str, flags: tuple[str, ...]) -> 
     from strop.observe.console import TerminalConsole
     from strop.observe.tables import print_audit
     from strop.runtime.audit import audit as examine
+
+    interrupts.check()
 
     console, findings = TerminalConsole(title="audit"), []
     with console.live(), console.phase("audit", len(values(loaded))):
@@ -215,16 +223,22 @@ def _load(path: Path, flags: tuple[str, ...], command: Any, given: dict[str, Any
 
 def main() -> None:
     """The entry point: exit code 2 for what a user can mend, 1 for a guard that stopped the run, 130 for Ctrl-C."""
-    with interrupts.starting_up() as stop:
-        try:
-            code = _run()
-        except BaseException:
-            if not stop.is_set:
-                raise
-            code = 130  # what an interrupted import makes of KeyboardInterrupt is no error of its own
-        if stop.is_set or code == 130:
-            click.echo("stopped.", err=True)
-            code = 130
+    try:
+        with interrupts.starting_up() as stop:
+            try:
+                code = _run()
+            except BaseException:
+                if not stop.is_set:
+                    raise
+                code = 130  # what an interrupted import makes of KeyboardInterrupt is no error of its own
+            if stop.is_set or code == 130:
+                code = 130
+                interrupts.ignore()
+    except KeyboardInterrupt:  # between two handlers
+        code = 130
+        interrupts.ignore()
+    if code == 130:
+        click.echo("stopped.", err=True)
     sys.exit(code)
 
 
@@ -238,6 +252,8 @@ def _run() -> int:
         return 130
     except BrokenPipeError:  # whoever read our output has gone; the run has saved what it had
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if sys.argv[1:2] in (["train"], ["sft"]):
+            click.echo("stopped: nobody reads the output any more; what was learned is saved.", err=True)
         return 1
     except UserError as error:
         problems = str(error).split("\n")

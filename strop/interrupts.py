@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -33,11 +34,26 @@ def starting_up() -> Iterator[StopFlag]:
         flag.is_set = True
         raise KeyboardInterrupt
 
+    before = sys.unraisablehook
+
+    def unraisable(found: sys.UnraisableHookArgs) -> None:
+        if not issubclass(found.exc_type, KeyboardInterrupt):  # of one that fell into a destructor the flag knows
+            before(found)
+
     with _handling(handle):
+        sys.unraisablehook = unraisable
         try:
             yield flag
         finally:
+            sys.unraisablehook = before
             _starting = StopFlag()
+
+
+def ignore() -> None:
+    """From now on signals are ignored: the command has said that it stopped, and the interpreter is going down."""
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
 
 
 def check() -> None:
@@ -106,4 +122,5 @@ def _handling(handle: Callable[[], None]) -> Iterator[None]:
         yield
     finally:
         for number, earlier in before.items():
-            signal.signal(number, earlier)
+            if signal.getsignal(number) is handler:  # `ignore` stays
+                signal.signal(number, earlier)

@@ -154,6 +154,9 @@ def _lay(
     for name, value in values.items():
         if isinstance(value, dict):
             table = target.setdefault(name, {})
+            if table in (None, "none"):  # an absent table that a later layer fills
+                table = target[name] = {}
+                origins.pop(prefix + name, None)
             if isinstance(table, dict):  # a plain value where a table belongs stays, to be refused
                 _lay(table, origins, value, origin, f"{prefix}{name}.", unions)
         else:

@@ -7,6 +7,7 @@ an option of that name, that one is meant.
 
 from __future__ import annotations
 
+import os
 import tomllib
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args
@@ -106,7 +107,8 @@ def nest(
     nested: dict[str, Any] = {}
     given: dict[str, str] = {}
     problems: list[str] = []
-    for name, value in overrides.items():
+    for name, given_value in overrides.items():
+        value = os.fspath(given_value) if isinstance(given_value, os.PathLike) else given_value
         path = resolve(root, name, is_eval=is_eval)
         problem = _name_problem(root, name, path, is_eval)
         clash = next((p for p in given if p == path or p.startswith(f"{path}.") or path.startswith(f"{p}.")), None)

@@ -14,8 +14,8 @@ from strop.config.data import DataOptions
 class RolloutOptions(Options):
     """How a batch of rollouts is sampled. Training samples from the whole distribution: no top_p, no top_k."""
 
-    prompts_per_step: int = Field(default=32, ge=1, description="Prompts in a batch of rollouts.")
-    group_size: int = Field(default=8, ge=1, description="Samples per prompt.")
+    prompts_per_step: int = Field(default=32, ge=1, le=100_000, description="Prompts in a batch of rollouts.")
+    group_size: int = Field(default=8, ge=1, le=100_000, description="Samples per prompt.")
     temperature: float = Field(
         default=1.0, gt=0, description="Sampling temperature; the trainer's log-probabilities use it too."
     )

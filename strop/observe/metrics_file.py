@@ -19,13 +19,17 @@ def _line(metrics: Mapping[str, float]) -> str:
 
 
 def read_metrics(path: Path) -> list[dict[str, float]]:
-    """All complete lines; a last line that a crash cut short is left out."""
+    """All lines that are whole; what a crash cut short or something damaged is left out."""
     if not path.exists():
         return []
     rows = []
     for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
-        if line.endswith("\n"):
-            rows.append({name: math.nan if value is None else value for name, value in json.loads(line).items()})
+        try:
+            row = dict(json.loads(line)) if line.endswith("\n") else {}
+        except (ValueError, TypeError):
+            continue
+        if "step" in row:
+            rows.append({name: math.nan if value is None else value for name, value in row.items()})
     return rows
 
 

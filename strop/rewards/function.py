@@ -47,6 +47,13 @@ def load_function(spec: str) -> Callable[[Any], Any]:
     return function
 
 
+def source_file(spec: str) -> Path | None:
+    """The file that a loaded function's module was read from; None where there is none."""
+    source = spec.rpartition(":")[0]
+    file = source if source.endswith(".py") else getattr(sys.modules.get(source), "__file__", None)
+    return Path(file) if file and Path(file).is_file() else None
+
+
 def _load_module(source: str, spec: str) -> ModuleType:
     _make_importable(Path.cwd())
     try:

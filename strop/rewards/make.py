@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +16,7 @@ from strop.config.sampling import (
 )
 from strop.rewards.dataset import DatasetScore
 from strop.rewards.exact import exact_label, exact_score
-from strop.rewards.function import load_function
+from strop.rewards.function import load_function, source_file
 from strop.rewards.maths import MathScore, math_label
 from strop.rewards.number import number_label, number_score
 from strop.rewards.scorer import Scorer
@@ -58,3 +59,11 @@ def label_check(options: RewardOptions) -> Callable[[Any], object] | None:
     So that a wrong label is found when the data is read, and not at the step that first samples its prompt.
     """
     return {"exact": exact_label, "number": number_label, "math": math_label}.get(options.kind)
+
+
+def scorer_source(options: RewardOptions) -> str | None:
+    """A fingerprint of the file that `reward.function` is in; None for strop's own scorers and what has no file."""
+    if not isinstance(options, FunctionRewardOptions):
+        return None
+    file = source_file(options.function)
+    return None if file is None else hashlib.sha256(file.read_bytes()).hexdigest()

@@ -35,7 +35,8 @@ def write_checkpoint(
         for path in beside.iterdir():
             _flush(path)
         files = {path.name: _seen(path) for path in sorted(beside.iterdir())}
-        (beside / _STATE).write_text(json.dumps({"step": step, "files": files, **state}, indent=1))
+        whole = {"step": step, "files": files, **state}
+        (beside / _STATE).write_text(json.dumps({"sha256": _digest(whole), **whole}, indent=1))
         _flush(beside / _STATE)
         if target.exists():  # a damaged one, whose step was made again
             target.rename(old)
@@ -87,24 +88,29 @@ def _step_of(path: Path) -> int:
 def _faults(path: Path, *, reads_files: bool) -> Iterator[str]:
     try:
         state = json.loads((path / _STATE).read_text())
-        files, _ = (
-            dict(state["files"]),
-            [state[name] for name in ("cursor", "objective", "prompts", "config", "num_steps")],
-        )
+        files, written = dict(state["files"]), state.pop("sha256")
+        _ = [state[name] for name in ("step", "cursor", "objective", "prompts", "config", "num_steps")]
     except FileNotFoundError:
         yield f"{_STATE} is missing"
         return
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         yield f"{_STATE} is broken ({type(error).__name__}: {error})"
         return
-    for name, written in files.items():
+    if _digest(state) != written or state["step"] != _step_of(path):
+        yield f"{_STATE} is not what was written: its checksum or its step differs"
+        return
+    for name, seen in files.items():
         file = path / name
         if not file.is_file():
             yield f"{name} is missing"
-        elif file.stat().st_size != written["bytes"]:
-            yield f"{name} has {file.stat().st_size} bytes, not {written['bytes']}"
-        elif reads_files and _seen(file) != written:
+        elif file.stat().st_size != seen["bytes"]:
+            yield f"{name} has {file.stat().st_size} bytes, not {seen['bytes']}"
+        elif reads_files and _seen(file) != seen:
             yield f"{name} is not what was written: its checksum differs"
+
+
+def _digest(state: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()
 
 
 def _seen(path: Path) -> dict[str, Any]:

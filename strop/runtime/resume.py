@@ -10,6 +10,7 @@ from typing import Any
 from strop.config import TrainConfig
 from strop.config.tree import values
 from strop.observe.metrics_file import drop_metrics_after, read_metrics
+from strop.rewards import scorer_source
 from strop.runtime.checkpoints import newest_checkpoint, write_checkpoint
 from strop.runtime.models import has_finite_weights
 from strop.runtime.session import Session
@@ -42,6 +43,7 @@ def save_checkpoint(session: Session) -> None:
         "cursor": session.cursor_state,
         "objective": session.objective.state(),
         "prompts": _fingerprint(session.prompts),
+        "scorer": scorer_source(session.config.reward),
         "num_steps": session.config.run.num_steps,
         "config": _decisive(session.config),
     }
@@ -63,6 +65,10 @@ def restore(session: Session) -> None:
             f"data: the prompts are not those that {path} was trained on. "
             "Give it the file, columns and tokenizer that the run began with, or start a new run from its model."
         )
+    if state["scorer"] != scorer_source(session.config.reward):
+        session.console.warn(
+            "the file of reward.function has changed since the checkpoint was written: scores may differ."
+        )
     session.trainer.load(path)
     session.engine.policy_version = session.trainer.num_steps
     session.cursor.load_state(state["cursor"])
@@ -71,6 +77,8 @@ def restore(session: Session) -> None:
     session.saved_step = session.step
     drop_metrics_after(session.folder.metrics, session.step)
     session.history = read_metrics(session.folder.metrics)
+    if len(session.history) != session.step:
+        session.console.warn(f"metrics.jsonl has lines of {len(session.history)} of the {session.step} steps made.")
     session.console.note(f"resumed from {path} after step {session.step}")
 
 
@@ -110,8 +118,8 @@ def _word(value: Any) -> str:
 
 
 def _fingerprint(prompts: Sequence[Prompt]) -> str:
-    """Of all prompts as token ids, with their labels."""
+    """Of all prompts as token ids, with what a scorer sees of them."""
     digest = hashlib.sha256()
     for prompt in prompts:
-        digest.update(repr((prompt.tokens, prompt.label)).encode())
+        digest.update(repr((prompt.tokens, prompt.label, dict(prompt.metadata))).encode())
     return digest.hexdigest()

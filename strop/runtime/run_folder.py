@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
+from safetensors import SafetensorError
 
 from strop.types import UserError
 
@@ -87,13 +88,21 @@ class RunFolder:
             )
 
     def write_model(self, model: Any, tokenizer: Any) -> None:
-        """A Hugging Face folder, complete or absent: written beside and renamed."""
+        """A Hugging Face folder, complete or absent: written beside and renamed.
+
+        Raises:
+            UserError: it cannot be written; a model that was there is there still.
+        """
         beside, old = self.path / ".model.new", self.path / ".model.old"
-        for leftover in (beside, old):
-            shutil.rmtree(leftover, ignore_errors=True)
-        model.save_pretrained(beside)
-        tokenizer.save_pretrained(beside)
-        if self.model.exists():
-            self.model.rename(old)
-        beside.rename(self.model)
+        try:
+            for leftover in (beside, old):
+                shutil.rmtree(leftover, ignore_errors=True)
+            model.save_pretrained(beside)
+            tokenizer.save_pretrained(beside)
+            if self.model.exists():
+                self.model.rename(old)
+            beside.rename(self.model)
+        except (OSError, SafetensorError) as error:
+            shutil.rmtree(beside, ignore_errors=True)
+            raise UserError(f"{self.model}: the model cannot be written: {error}.") from error
         shutil.rmtree(old, ignore_errors=True)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from strop import interrupts
 from strop.algorithms import PolicyObjective
 from strop.config import DataOptions, RewardOptions, TrainConfig, to_toml
 from strop.data import PromptCursor, load_prompts
@@ -49,7 +50,9 @@ def open_session(config: TrainConfig, console: Console, folder: RunFolder) -> Se
     """Load what the config names. What is cheap to get wrong comes first, the model's weights last."""
     scorer = make_scorer(config.reward)
     set_threads(config.trainer.num_threads)
+    interrupts.check()
     loaded = load_model(config.model)
+    interrupts.check()
     check_stop_token_ids(loaded, config.rollout.stop_token_ids)
     prompts = _load("data", config.data, config.reward, loaded, console)
     _check_lengths(loaded, prompts, "rollout", config.rollout.max_response_tokens)

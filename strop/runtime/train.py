@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Coroutine, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -75,6 +75,10 @@ def opened(config: TrainConfig, console: Console, *, resume: bool = False) -> It
         if resume:
             restore(session)
         interrupts.check()
+        if session.step >= config.run.num_steps:
+            console.warn(
+                f"nothing is left to do: step {session.step} of run.num_steps = {config.run.num_steps} is made."
+            )
         if config.run.overwrite and not resume:
             folder.clear()
         yield session
@@ -111,22 +115,29 @@ async def _run(session: Session) -> bool:
 
 
 def _finish(session: Session) -> None:
-    folder, config = session.folder, session.config
-    if has_finite_weights(session.loaded.model):
-        if config.run.checkpoint_every_steps and not session.is_within_step and session.saved_step != session.step:
+    """Model, checkpoint and report, each whatever became of the one before it."""
+    with ExitStack() as everything:  # the last one first
+        everything.callback(_write_report, session)
+        if not has_finite_weights(session.loaded.model):
+            session.console.warn(f"no model was written: the weights are not finite after step {session.step}.")
+            return
+        everything.callback(session.folder.write_model, session.loaded.model, session.loaded.tokenizer)
+        due = session.config.run.checkpoint_every_steps and session.saved_step != session.step
+        if due and not session.is_within_step:
             save_checkpoint(session)
-        folder.write_model(session.loaded.model, session.loaded.tokenizer)
-        what = f"model: {folder.model}"
-    else:
-        what = f"no model was written: the weights are not finite after step {session.step}"
+
+
+def _write_report(session: Session) -> None:
+    folder = session.folder
     write_report(
         folder.report,
         title=folder.path.name,
         metrics=session.history,
-        objective=folder.objective.read_text(encoding="utf-8"),
+        objective=objective_formula(session.config),
         rollouts=folder.rollouts,
     )
-    session.console.note(f"{what}    report: {folder.report}")
+    model = f"model: {folder.model}    " if folder.model.exists() else ""
+    session.console.note(f"{model}report: {folder.report}")
 
 
 def run_async(work: Coroutine[Any, Any, T]) -> T:

@@ -6,6 +6,7 @@ import importlib.util
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -183,6 +184,7 @@ def strop(*arguments):
     from strop.cli import main
 
     out, err, before = io.StringIO(), io.StringIO(), sys.argv
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     sys.argv = ["strop", *map(str, arguments)]
     code = 0
     try:
@@ -192,6 +194,8 @@ def strop(*arguments):
         code = ended.code
     finally:
         sys.argv = before
+        for number, handler in handlers.items():  # a command that was stopped ignores them from then on
+            signal.signal(number, handler)
     return Done(code, out.getvalue(), err.getvalue())
 
 

