@@ -106,3 +106,32 @@ def test_a_run_that_fails_in_a_later_step_keeps_what_it_has_learned(small, tmp_p
     assert done.code == 2
     assert [row["step"] for row in metrics(tmp_path / "run")] == [1]
     assert not same_weights(tmp_path / "run/model", small.start)
+
+
+@pytest.mark.parametrize("flags", [(), ("--checkpoint-every-steps", "9")], ids=["model", "checkpoint"])
+def test_a_full_disk_at_the_end_is_one_message_and_the_report_is_there(small, tmp_path, flags, monkeypatch):
+    """What cannot be written is not half there."""
+    import transformers
+
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(transformers.PreTrainedModel, "save_pretrained", full)
+    done = strop("train", small.train, *flags, "--run.folder", tmp_path / "run")
+    assert done.code == 2, done
+    assert "the model cannot be written: [Errno 28] No space left on device" in done.err
+    assert "Traceback" not in done.err
+    found = {path.name for path in (tmp_path / "run").iterdir()}
+    assert "report.html" in found
+    assert found.isdisjoint({"model", ".model.new"})
+
+
+def test_held_out_data_may_be_named_on_top_of_a_run_that_had_none(small, tmp_path):
+    """Its config.toml says data = "none"."""
+    run = tmp_path / "run"
+    assert strop("train", small.train, "--num-steps", "1", "--run.folder", run).code == 0
+    done = strop("eval", run, *small.eval_flags)
+    assert done.code == 0, done.err
+    done = strop("train", run / "config.toml", *small.eval_flags, "--run.folder", tmp_path / "again")
+    assert done.code == 0, done.err
+    assert "eval after step 1" in done.out

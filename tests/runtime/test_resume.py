@@ -144,9 +144,15 @@ def _one_bit_of_weights(checkpoint):
     file.write_bytes(content)
 
 
+def _one_bit_of_the_state(checkpoint):
+    path = checkpoint / "run.json"
+    path.write_text(path.read_text().replace('"step": 3', '"step": 7', 1))
+
+
 @pytest.mark.parametrize(
     "damage, reason",
     [
+        (_one_bit_of_the_state, "run.json is not what was written"),
         (_one_bit_of_weights, "weights.safetensors is not what was written"),
         (_truncated_weights, "weights.safetensors has"),
         (_without("optimizer.safetensors"), "optimizer.safetensors is missing"),
@@ -271,6 +277,44 @@ def test_resuming_with_prompts_of_other_content_is_refused(small, stopped, tmp_p
     done = resume(small, stopped(2), "--data.path", other)
     assert done.code == 2
     assert "the prompts are not those that" in done.err
+
+
+def test_resuming_with_prompts_of_other_metadata_is_refused(small, stopped, tmp_path):
+    other = tmp_path / "other.jsonl"
+    other.write_text((small.folder / "train.jsonl").read_text().replace("}\n", ', "metadata": {"x": 1}}\n'))
+    done = resume(small, stopped(2), "--data.path", other)
+    assert done.code == 2
+    assert "the prompts are not those that" in done.err
+
+
+def test_a_scorer_that_was_edited_is_said_when_a_run_is_resumed(small, tmp_path):
+    scorer, run = tmp_path / "mine.py", tmp_path / "run"
+    flags = ("--reward.function", f"{scorer}:score", "--run.folder", run, "--checkpoint-every-steps", "1")
+    scorer.write_text("def score(rollout):\n    return len(rollout.text)\n")
+    assert strop("train", small.train, *flags, "--num-steps", "1").code == 0
+    again = strop("train", small.train, *flags, "--num-steps", "2", "--resume")
+    assert "warning: the file of reward.function" not in again.out
+    scorer.write_text("def score(rollout):\n    return 2 * len(rollout.text)\n")
+    again = strop("train", small.train, *flags, "--num-steps", "3", "--resume")
+    assert again.code == 0
+    assert "warning: the file of reward.function has changed" in again.out
+
+
+@pytest.mark.parametrize("damage", ['{"step": 3, "rew\n', '{"stxp": 3}\n', "[1]\n", "7\n"])
+def test_damaged_lines_of_metrics_do_not_keep_a_run_from_going_on(small, whole, stopped, damage):
+    run = stopped(2)
+    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (run / "metrics.jsonl").write_text(lines[0] + damage)
+    done = resume(small, run)
+    assert done.code == 0, done.err
+    assert "warning: metrics.jsonl has lines of 1 of the 2 steps made" in done.out
+    assert [row["step"] for row in metrics(run)] == [1, 3, 4]
+
+
+def test_a_run_with_nothing_left_to_do_says_so(small, stopped):
+    done = strop("train", small.train, *FLAGS[2:], "--num-steps", "2", "--run.folder", stopped(3), "--resume")
+    assert done.code == 0, done.err
+    assert "warning: nothing is left to do: step 3 of run.num_steps = 2 is made" in done.out
 
 
 def test_the_reference_is_the_one_that_the_run_began_with_even_where_its_folder_has_changed(

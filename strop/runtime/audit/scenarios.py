@@ -71,6 +71,7 @@ def made_small(config: TrainConfig, folder: Path) -> Values:
         "model.path": str(folder / "model"),
         "run.folder": str(folder / "run"),
         "trainer.lr": 0.05,
+        "trainer.num_threads": 1,  # of a model this small more threads only wait for one another
         "guards.max_logprob_gap": float("inf"),
         "rollout.prompts_per_step": updates * -(-4 // updates),
         "rollout.group_size": min(now["rollout.group_size"], max(6, now.get("algorithm.advantage.k", 0) + 2)),
