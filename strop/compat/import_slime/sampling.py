@@ -94,22 +94,26 @@ def _columns(table: str, given: Given, draft: Draft, flags_of: dict[str, tuple[s
 def reward(given: Given, draft: Draft) -> None:
     """A function of the user's, or one of slime's own scorers."""
     path, kind = given.text("--custom-rm-path"), given.text("--rm-type")
+    scorer = kind.removeprefix("boxed_")
     if path:
         _function(given, draft, path)
-        if kind:
-            draft.without("--rm-type", "slime uses --custom-rm-path instead.")
-    elif kind.removeprefix("boxed_") in _RM_TYPES:
-        draft.set("reward.kind", "math", "--rm-type", words=_RM_TYPES[kind.removeprefix("boxed_")])
+    elif scorer in _RM_TYPES:
+        draft.set("reward.kind", "math", "--rm-type", words=_RM_TYPES[scorer])
     else:
-        said = "strop has no scorer like it" if kind else "the script names no scorer"
         draft.missing("reward.kind", "slime", "")
-        draft.missing("reward.function", "my_reward.py:score", f"{said}: write `async def score(args, sample)` there")
-        if kind:
-            draft.without(
-                "--rm-type", f"strop has no scorer like {kind}; reward.function stands for one that you write."
-            )
-        if given.has("--custom-rm-path"):
-            draft.without("--custom-rm-path", "has no value.")
+        draft.missing(
+            "reward.function",
+            "my_reward.py:score",
+            "the config needs a scorer: write `async def score(args, sample)` there",
+        )
+    if given.has("--rm-type") and path:
+        draft.without("--rm-type", "slime uses --custom-rm-path instead.")
+    elif given.has("--rm-type") and scorer not in _RM_TYPES:
+        draft.without(
+            "--rm-type", f"strop has no scorer {kind or 'without a name'}; reward.function stands for one of yours."
+        )
+    if given.has("--custom-rm-path") and not path:
+        draft.without("--custom-rm-path", "has no value.")
     if not path:
         for flag in ("--reward-key", "--group-rm", "--rm-url"):
             if given.has(flag):
