@@ -147,12 +147,9 @@ class Written:
         return load_config(self.path)
 
     def explained(self, flag):
-        """The titles of the groups in which a flag stands."""
-        return [
-            title
-            for title, lines in self.groups.items()
-            if any(flag in line.split(",")[0].split() or f", {flag}" in line for line in lines)
-        ]
+        """Whether a flag stands in one of the groups."""
+        lines = (line.replace(",", " ").split() for lines in self.groups.values() for line in lines)
+        return any(flag in words for words in lines)
 
     def reason(self, flag):
         """The line below a flag without counterpart."""
@@ -243,17 +240,8 @@ def test_strop_explain_accepts_it(example):
 
 
 def test_the_three_groups_say_what_became_of_the_flags(example):
-    assert (
-        list(example.groups)
-        == [
-            "maps",
-            "at strop's default anyway",
-            "no counterpart",
-            f"Wrote {example.path}. strop explain {example.path} shows all of it.",
-        ][:3]
-        + list(example.groups)[3:]
-    )
-    maps, default, without = (example.groups[name] for name in list(example.groups)[0:3])
+    assert list(example.groups)[:3] == ["maps", "at strop's default anyway", "no counterpart"]
+    maps, default, without = (example.groups[name] for name in list(example.groups)[:3])
     assert "--use-kl-loss, --kl-loss-coef 0.001  ->  algorithm.kl.coef = 0.001" in "\n".join(maps)
     assert "(slime's default)  ->  data.shuffle = false" in maps
     assert '--kl-loss-type low_var_kl  (algorithm.kl.kind is "k3")' in default
@@ -325,7 +313,7 @@ def test_each_estimator_has_slime_s_bounds_and_its_advantage(launched, estimator
     """slime's default of 0.2 holds for all of them, strop's defaults are those of the papers."""
     found = launched(advantage_estimator=estimator, global_batch_size="8")
     assert found.values["algorithm"].get("policy_loss", {"kind": "ppo_clip"}) == loss
-    assert found.values["algorithm"]["advantage"] == advantage
+    assert found.values["algorithm"].get("advantage", {"kind": "group"}) == advantage
     if estimator == "ppo":
         assert "no critic" in found.reason("--advantage-estimator")
 
@@ -435,9 +423,11 @@ def test_tis_is_a_truncated_correction(launched, flags, correction):
 
 
 def test_opsm_and_the_sampler_s_log_probabilities_are_mapped(launched):
-    options = launched(use_opsm="", opsm_delta="0.01", use_rollout_logprobs="").config().algorithm
+    options = (
+        launched(use_opsm="", opsm_delta="0.01", use_rollout_logprobs="", global_batch_size="8").config().algorithm
+    )
     assert (options.opsm_delta, options.old_logprobs) == (0.01, "rollout")
-    assert launched(use_opsm="").config().algorithm.opsm_delta == 1e-4
+    assert launched(use_opsm="", global_batch_size="8").config().algorithm.opsm_delta == 1e-4
 
 
 def test_what_the_script_leaves_to_megatron_s_defaults_is_written_where_strop_s_differ(launched):
@@ -705,7 +695,8 @@ def test_an_imported_script_trains_with_the_user_s_own_reward_function(small, tm
         ("reinforce_plus_plus_baseline", "ppo_clip"),
     ],
 )
-def test_slime_s_estimators_are_taken_on_strop_s_command_line(small, estimator, kind):
+def test_slime_s_estimators_are_taken_on_strop_s_command_line(small, estimator, kind, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
     flags = ("--advantage-estimator", estimator, "--eps-clip", "0.125", "--eps-clip-high", "4.0")
     done = strop("explain", small.train, *flags)
     assert done.code == 0, done.err

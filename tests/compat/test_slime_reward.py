@@ -175,7 +175,7 @@ def test_an_attribute_of_args_that_is_not_there_is_named_with_where_to_set_it(sc
 
 def test_a_field_of_the_sample_that_is_not_there_is_named(scored):
     with pytest.raises(
-        RewardError, match="sample.multimodal_inputs is not there: strop's samples have group_index, index"
+        RewardError, match=r"sample.multimodal_inputs is not there: strop's samples have group_index, index"
     ):
         scored("async def f(args, sample):\n    return sample.multimodal_inputs", [make_rollout("a")])
 
