@@ -1,5 +1,6 @@
 """strop import-slime: launch scripts in the style of slime's examples become configs, and every flag has its line."""
 
+import re
 import tomllib
 
 import pytest
@@ -147,9 +148,9 @@ class Written:
         return load_config(self.path)
 
     def explained(self, flag):
-        """Whether a flag stands in one of the groups."""
-        lines = (line.replace(",", " ").split() for lines in self.groups.values() for line in lines)
-        return any(flag in words for words in lines)
+        """Whether a flag stands in one of the groups, and not only in the words about another."""
+        lines = (line for line in self.out.splitlines() if line.startswith("  -"))
+        return any(flag in re.split(r"  (?:->|\()", line)[0].replace(",", " ").split() for line in lines)
 
     def reason(self, flag):
         """The line below a flag without counterpart."""

@@ -23,7 +23,7 @@ _SWITCHES = """--use-kl-loss --use-unbiased-kl --normalize-advantages --disable-
     --disable-rewards-normalization --use-rollout-logprobs --use-opsm --calculate-per-token-loss --apply-chat-template
     --rollout-shuffle --group-rm --use-dynamic-batch-size --rollout-skip-special-tokens --bf16 --fp16""".split()  # noqa: SIM905
 _TAKE_MANY = frozenset(("--eval-prompt-data", "--rollout-stop-token-ids"))
-_PROBLEM = re.compile(r"([\w.]+)(?: = \S+)? ")
+_PROBLEM = re.compile(r"([\w.]+) ")
 
 
 @dataclass(frozen=True)
@@ -68,8 +68,7 @@ def import_script(path: Path, name: str) -> Imported:
     for flag in given.flags:
         if flag not in MAPPED:
             draft.without(flag, reason_without(flag))
-    values, refused = _settle(draft, name)
-    config = make_config(TrainConfig, _nested(values), {}, file=name)
+    config, values, refused = _settle(draft, name)
     now, defaults = tree.values(config), tree.defaults(config)
     written = {path: now[path] for path in values if _is_needed(path) or now[path] != defaults[path]}
     account = _Account(given, now, written, refused)
@@ -114,27 +113,33 @@ def _is_needed(path: str) -> bool:
     return is_kind or any(leaf.field.is_required() for leaf in tree.leaves(TrainConfig) if leaf.path == path)
 
 
-def _settle(draft: Draft, name: str) -> tuple[dict[str, Any], dict[str, str]]:
-    """The values that make a config, and those that strop refuses with its own words."""
+def _settle(draft: Draft, name: str) -> tuple[TrainConfig, dict[str, Any], dict[str, str]]:
+    """The config, the values that make it, and strop's own words about those that it refuses."""
     values = {row.option: row.value for row in draft.rows if row.option}
     refused: dict[str, str] = {}
     while True:
         try:
-            make_config(TrainConfig, _nested(values), {}, file=name)
+            config = make_config(TrainConfig, _nested(values), {}, file=name)
+            now = tree.values(config)
+            as_written = {option: _plain(now[option]) for option in values}  # a number, not the text of one
+            make_config(TrainConfig, _nested(as_written), {}, file=name)
         except ConfigError as error:
-            problems = {_option_of(line): line.removesuffix(f" ({name})") for line in str(error).split("\n")}
-            wrong = {path: line for path, line in problems.items() if path in values}
+            lines = [line.removeprefix(f"{name}: ").removesuffix(f" ({name})") for line in str(error).split("\n")]
+            problems = ((_option_of(line, values), line) for line in lines)
+            wrong = {option: line for option, line in problems if option}
             if not wrong:
                 raise
             refused |= wrong
             values = {path: value for path, value in values.items() if path not in wrong}
         else:
-            return values, refused
+            return config, values, refused
 
 
-def _option_of(problem: str) -> str:
+def _option_of(problem: str, values: dict[str, Any]) -> str | None:
+    """Which of these options a problem is about; of an element of a list, the list."""
     match = _PROBLEM.match(problem)
-    return match[1] if match else ""
+    named = match[1] if match else ""
+    return next((option for option in values if f"{named}.".startswith(f"{option}.")), None)
 
 
 def _nested(values: dict[str, Any]) -> dict[str, Any]:

@@ -43,7 +43,7 @@ class Given:
     def count(self, name: str, default: int | None = None) -> int | None:
         """The value as a whole number; None where it is none."""
         text = self.text(name, "" if default is None else str(default))
-        return int(text) if text.isdecimal() else None
+        return int(text) if text.isdecimal() and len(text) <= 18 else None
 
 
 @dataclass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any
 
@@ -151,12 +152,14 @@ def _typed(flag: Flag) -> Any:
 
 
 def _number(text: str) -> Any:
-    for convert in (int, float):
-        try:
-            return convert(text)
-        except ValueError:
-            continue
-    return text
+    """A number where it is one that a file can hold, else the text."""
+    try:
+        value = float(text)
+    except ValueError:
+        return text
+    if not math.isfinite(value) or abs(value) >= 2**63:
+        return text
+    return int(text) if re.fullmatch(r"[+-]?\d+", text) else value
 
 
 _ANSWERS = {  # what follows --eval- and --rollout- -> option, slime's default

@@ -236,10 +236,10 @@ class _Shell:
         known = self.values.get(name)
         if known is None and name in self.arrays:
             known = self.arrays[name][1][0] if self.arrays[name][1] else Text("", line)
+        is_there = known is not None and not (operator and operator[0] == ":" and not known.text)
         if operator and operator[-1] == "+":
-            known = None if known is None else self._quoted(other, line)
-            yield from self._split(known or Text("", line), part.is_quoted)
-        elif operator and operator[-1] in "-=" and (known is None or (operator[0] == ":" and not known.text)):
+            yield from self._split(self._quoted(other, line) if is_there else Text("", line), part.is_quoted)
+        elif operator and operator[-1] in "-=" and not is_there:
             yield from self._split(self._quoted(other, line), part.is_quoted)
         elif known is not None and match is not None:
             yield from self._split(known, part.is_quoted)
