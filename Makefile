@@ -27,6 +27,7 @@ types: .venv/dev.stamp
 
 docs: .venv/dev.stamp
 	$(BIN)/python tools/check_docs.py
+	$(BIN)/python tools/options_page.py --check
 	$(BIN)/python tools/workflow_matrix.py
 	$(BIN)/mkdocs build --quiet --strict --site-dir .venv/site
 

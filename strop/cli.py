@@ -88,7 +88,7 @@ def eval_(target: Path, show: int, as_json: bool, flags: tuple[str, ...]) -> Non
 
     TARGET is a config with a table [eval.data], or a run folder, whose own config and model are used.
     """
-    config = target / "config.toml" if target.is_dir() else target
+    config = _config_of(target)
     given = {"model.path": str(target / "model")} if target.is_dir() else {}
     loaded = _load(config, flags, "eval", given)
     from strop.observe.console import TerminalConsole
@@ -104,13 +104,21 @@ def eval_(target: Path, show: int, as_json: bool, flags: tuple[str, ...]) -> Non
 @cli.command(context_settings=_ANY_FLAGS, epilog=_OPTIONS_HELP)
 @click.argument("config", type=click.Path(path_type=Path))
 @click.option("--sft", "is_sft", is_flag=True, help="CONFIG is one of strop sft.")
+@click.option("--diff", type=click.Path(path_type=Path), help="Print only where CONFIG and this one differ.")
 @_with_flags
-def explain(config: Path, is_sft: bool, flags: tuple[str, ...]) -> None:
-    """Print every option with its value, where the value comes from, and the objective as a formula."""
-    loaded = _load(config, flags, "sft" if is_sft else "train")
-    from strop.config.tree import walk
-    from strop.observe.tables import print_options
+def explain(config: Path, is_sft: bool, diff: Path | None, flags: tuple[str, ...]) -> None:
+    """Print every option with its value, where the value comes from, and the objective as a formula.
 
+    CONFIG, and what --diff names, may be a run folder: its config is meant.
+    """
+    command = "sft" if is_sft else "train"
+    loaded = _load(_config_of(config), flags, command)
+    from strop.config.tree import walk
+    from strop.observe.tables import print_differences, print_options
+
+    if diff is not None:
+        print_differences(loaded, _load(_config_of(diff), (), command), titles=(str(config), str(diff)))
+        return
     print_options(loaded)
     for _, table in walk(loaded):
         for warning in table.warnings():
@@ -177,6 +185,33 @@ def import_slime(script: Path, output: Path | None, force: bool) -> None:
     click.echo(f"Wrote {output}. strop explain {output} shows all of it.")
 
 
+@cli.command("help")
+@click.argument("words", nargs=-1)
+@click.option("--sft", "is_sft", is_flag=True, help="Options of strop sft.")
+def help_(words: tuple[str, ...], is_sft: bool) -> None:
+    """Look options up by a part of their name, or by words of their description; all of them without WORDS."""
+    from strop.config.load import ROOTS
+    from strop.config.reference import search
+    from strop.observe.tables import print_entries
+
+    found = search(ROOTS["sft" if is_sft else "train"], " ".join(words))
+    if not found:
+        raise UserError(f"no option has {' '.join(words)!r} in its name or description. strop help lists them all.")
+    print_entries(found)
+
+
+@cli.command()
+@click.option("--sft", "is_sft", is_flag=True, help="The config of strop sft.")
+def schema(is_sft: bool) -> None:
+    """Print the JSON Schema of a config file, with which editors complete and check it."""
+    import json
+
+    from strop.config.load import ROOTS
+    from strop.config.reference import json_schema
+
+    click.echo(json.dumps(json_schema(ROOTS["sft" if is_sft else "train"]), indent=1))
+
+
 @cli.command()
 def doctor() -> None:
     """Print versions, devices, and which engines and trainers could run here."""
@@ -184,6 +219,11 @@ def doctor() -> None:
 
     for line in examine():
         click.echo(line)
+
+
+def _config_of(target: Path) -> Path:
+    """The config of a run folder, or the config itself."""
+    return target / "config.toml" if target.is_dir() else target
 
 
 def _load(path: Path, flags: tuple[str, ...], command: Any, given: dict[str, Any] | None = None) -> Any:

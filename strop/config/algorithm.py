@@ -85,7 +85,7 @@ class TruncateOptions(_RatioRangeOptions):
 
     kind: Literal["truncate"] = "truncate"
     min_ratio: float = Field(default=0.0, ge=0, description="Smallest weight.")
-    max_ratio: float = Field(default=2.0, ge=0, description="Largest weight.")
+    max_ratio: float = Field(default=2.0, gt=0, description="Largest weight.")
 
 
 class MaskOptions(_RatioRangeOptions):
@@ -93,7 +93,7 @@ class MaskOptions(_RatioRangeOptions):
 
     kind: Literal["mask"] = "mask"
     min_ratio: float = Field(default=0.5, ge=0, description="Smallest ratio that is kept.")
-    max_ratio: float = Field(default=5.0, ge=0, description="Largest ratio that is kept.")
+    max_ratio: float = Field(default=5.0, gt=0, description="Largest ratio that is kept.")
 
 
 CorrectionOptions = Annotated[NoCorrectionOptions | TruncateOptions | MaskOptions, Field(discriminator="kind")]
@@ -124,12 +124,12 @@ class AlgorithmOptions(Options):
     correction: CorrectionOptions = NoCorrectionOptions()
     veto_ratio: float | None = Field(
         default=None,
-        gt=0,
+        ge=1e-8,
         description="Leave out sequences in which one token's trainer-to-sampler ratio is below; none: never.",
     )
     opsm_delta: float | None = Field(
         default=None,
-        ge=0,
+        gt=0,
         description="Leave out bad sequences whose mean log-probability fell by more, in nats; none: never.",
     )
     old_logprobs: Literal["trainer", "rollout"] = Field(
@@ -185,6 +185,12 @@ class AlgorithmOptions(Options):
                 f"must be loss with algorithm.advantage.kind = {self.advantage.kind}, got reward: only "
                 f"{' and '.join(TAKES_TOKEN_KL)} take a penalty per token.",
             )
+        if self.kl.coef > 0 and self.kl.refresh_steps == 1 and (self.kl.place == "reward" or not self.ratio_moves):
+            yield Problem(
+                "kl.refresh_steps",
+                "must be 2 or more, or 0, got 1: the reference would be the very policy that sampled, and the penalty 0"
+                + (" without gradient." if self.kl.place == "loss" else "."),
+            )
         if self.policy_loss.needs_one_advantage and self.advantages_vary:
             kind = self.policy_loss.kind
             yield Problem(
@@ -205,7 +211,8 @@ class AlgorithmOptions(Options):
     def idle(self) -> Iterator[Idle]:
         if self.entropy_target is None:
             yield Idle("entropy_step", "is only used when algorithm.entropy_target is set")
-        if not self.policy_loss.has_ratio and self.opsm_delta is None and not self.kl.unbiased:
+        kl_in_reward = self.kl.coef > 0 and self.kl.place == "reward"
+        if not (self.policy_loss.has_ratio or self.opsm_delta is not None or self.kl.unbiased or kl_in_reward):
             yield Idle("old_logprobs", f"cannot act: policy_loss.kind = {self.policy_loss.kind} has no ratio")
         if not self.ratio_moves:
             for name in self.policy_loss.idle_at_ratio_1():

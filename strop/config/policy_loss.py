@@ -146,6 +146,14 @@ class DPPOOptions(PolicyLossBase):
     )
     max_ratio: float = Field(default=20.0, gt=0, description="Where the importance weight is cut.")
 
+    def problems(self) -> Iterator[Problem]:
+        bounds = {"max_divergence": self.max_divergence, "max_divergence_high": self.max_divergence_high}
+        for name, value in bounds.items():
+            if self.divergence == "tv" and value is not None and value > 1:
+                yield Problem(
+                    name, f"must be at most 1 with divergence = tv, got {value:g}: probabilities differ by less."
+                )
+
 
 class ClipCovOptions(PolicyLossBase):
     """Clip-Cov: PPO's surrogate without the few tokens that lower entropy most."""
@@ -178,7 +186,7 @@ class KLCovOptions(PolicyLossBase):
         le=1,
         description="Share of a step's tokens that is held, at least one; 2e-3 for small models.",
     )
-    cov_kl_coef: float = Field(default=1.0, ge=0, description="How strongly they are held.")
+    cov_kl_coef: float = Field(default=1.0, gt=0, description="How strongly they are held.")
 
 
 class TOPROptions(PolicyLossBase):

@@ -10,6 +10,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
+from rich.padding import Padding
 from rich.table import Table
 
 from strop.config import SFTConfig, TrainConfig
@@ -89,3 +90,38 @@ def _audit_row(f: Any) -> tuple[str, ...]:
 def _short(value: Any, width: int = 24) -> str:
     text = "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
     return text if len(text) <= width else f"...{text[3 - width :]}"
+
+
+def print_entries(entries: Sequence[Any]) -> None:
+    """Options and what they mean, a table of the config after the other."""
+    console = Console(highlight=False)
+    for (table, kind), group in groupby(entries, key=lambda e: (e.table, e.kind)):
+        beside = f'  with kind = "{kind}"' if kind else ""
+        console.print(f"[bold]\\[{table}][/bold]{beside}" if table else "[bold]at the top[/bold]")
+        for e in group:
+            default = f", default {e.default}" if e.default else ", must be given"
+            console.print(f"  {e.path.rpartition('.')[2]}  [dim]{escape(e.takes + default)}[/dim]")
+            console.print(Padding(escape(e.description), (0, 0, 0, 6)))
+
+
+def print_differences(one: TrainConfig | SFTConfig, other: TrainConfig | SFTConfig, *, titles: tuple[str, str]) -> None:
+    """The options in which two configs differ, with where each value comes from."""
+    now, then, console = values(one), values(other), Console(highlight=False)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("option", no_wrap=True, min_width=max(map(len, [*now, *then])))
+    for title in titles:
+        table.add_column(escape(title), overflow="fold")
+    paths = [p for p in dict.fromkeys([*now, *then]) if now.get(p, _ABSENT) != then.get(p, _ABSENT)]
+    for path in paths:
+        table.add_row(path, _with_origin(one, now, path), _with_origin(other, then, path))
+    console.print(table if paths else "No option differs.")
+
+
+_ABSENT = object()  # an option of another kind
+
+
+def _with_origin(config: TrainConfig | SFTConfig, now: Mapping[str, Any], path: str) -> str:
+    if path not in now:
+        return "[dim]not an option here[/dim]"
+    value = "none" if now[path] is None else str(now[path])
+    return f"{escape(value)} [dim]({escape(config.origins.get(path, 'default'))})[/dim]"

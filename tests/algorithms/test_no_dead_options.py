@@ -141,7 +141,7 @@ def other_values(leaf, value):
         return [not value]
     assert kind in (int, float), f"{leaf.path}: add a way to vary {leaf.field.annotation}"
     low = lower_bound(leaf)
-    numbers = (low, low + 1) if kind is int else (low, low + 0.5, low + 0.75, low + 1.35)
+    numbers = (low, low + 1) if kind is int else (low, low + 1e-6, low + 0.5, low + 0.75, low + 1.35)
     return [number for number in numbers if number != value]
 
 

@@ -7,6 +7,8 @@ import sys
 import pytest
 from commands.small_runs import ENVIRONMENT, small_once, strop, strop_process
 
+from strop.config import SFTConfig
+
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory):
@@ -57,7 +59,7 @@ def test_an_option_error_comes_without_importing_torch(small, tmp_path):
     assert not folder.exists()
 
 
-@pytest.mark.parametrize("command", ["train", "sft", "eval", "explain", "doctor"])
+@pytest.mark.parametrize("command", ["train", "sft", "eval", "explain", "audit", "help", "schema", "doctor"])
 def test_every_command_has_a_help_of_its_own(command):
     done = strop(command, "--help")
     assert (done.code, done.err) == (0, "")
@@ -81,3 +83,30 @@ def test_a_command_in_a_process_of_its_own_exits_with_2_and_no_traceback(tmp_pat
     done = strop_process("train", "nothing.toml", cwd=tmp_path)
     assert (done.code, done.out) == (2, "")
     assert done.err == "error: nothing.toml: there is no such config file.\n"
+
+
+def test_help_finds_options_and_says_what_they_take():
+    done = strop("help", "eps_clip_c")
+    assert done.code == 0
+    assert done.out.splitlines()[0] == '[algorithm.policy_loss]  with kind = "ppo_clip"'
+    assert "eps_clip_c  number, > 1 | none, default none" in done.out
+    assert strop("help", "no such thing").code == 2
+
+
+def test_schema_prints_json():
+    done = strop("schema", "--sft")
+    assert done.code == 0
+    assert json.loads(done.out)["properties"].keys() == SFTConfig.model_fields.keys()
+
+
+def test_explain_diff_shows_only_what_differs_with_origins(small, tmp_path):
+    (tmp_path / "other.toml").write_text(small.train.read_text().replace("lr = 0.01", "lr = 0.02"))
+    done = strop("explain", small.train, "--eps-clip", "0.3", "--diff", tmp_path / "other.toml")
+    assert done.code == 0, done.err
+    words = " ".join(done.out.split())
+    assert "trainer.lr 0.01" in words
+    assert "0.02" in words
+    assert "algorithm.policy_loss.eps_clip 0.3" in words
+    assert "rollout.group_size" not in words
+    same = strop("explain", small.train, "--diff", small.train)
+    assert "No option differs." in same.out

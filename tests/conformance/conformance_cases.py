@@ -75,7 +75,7 @@ BESIDE = {
         "kl": {"coef": 0.1, "kind": "k3", "unbiased": True},
         "entropy_coef": 0.02,
         "veto_ratio": 0.15,
-        "opsm_delta": 0.0,
+        "opsm_delta": 1e-4,
     },
 }
 

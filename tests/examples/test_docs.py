@@ -128,7 +128,7 @@ def accept(words, finished_runs):
     """What a command does with its line before it loads a model."""
     name, *rest = words
     given = cli.commands[name].make_context(name, rest).params
-    if name in ("doctor", "import-slime"):  # take no config
+    if name in ("doctor", "help", "schema", "import-slime"):
         return
     path = given.get("config") or given["target"]
     is_sft = name == "sft" or given.get("is_sft", False)
@@ -274,8 +274,11 @@ def is_of_a_rollout(path):
 def test_every_option_that_the_prose_names_exists(page):
     """`--lr 2e-6`, `trainer.lr`, `algorithm.kl.coef = 0`: a flag, or a path that begins with a table of the config."""
     flags = [re.match(r"--([\w.-]+)", text) for _, text in spans(page)]
-    others = {"--resume", "--force", *(KNOWN if page.name == "from-slime.md" else ())}  # of no option, or of slime's
-    named = [match[1].replace("-", "_") for match in flags if match and match[0] not in others]
+    of_commands = {o.name for command in cli.commands.values() for o in command.params}
+    of_commands |= {long.lstrip("-") for command in cli.commands.values() for o in command.params for long in o.opts}
+    named = [match[1].replace("-", "_") for match in flags if match and match[1] not in of_commands]
+    if page.name == "from-slime.md":
+        named = [name for name in named if f"--{name.replace('_', '-')}" not in KNOWN]
     tables = {table for root in ROOTS.values() for table in root.model_fields}
     dotted = [re.match(r"([a-z_]+)\.[a-z_.]+(?![\w/(])", text) for _, text in spans(page)]
     paths = [match[0] for match in dotted if match and match[1] in tables]

@@ -70,7 +70,7 @@ def followed(tmp_path_factory):
 def test_every_command_and_program_of_the_page_works_in_its_order(followed):
     _, printed, names = followed
     kinds = [words[0] for words, _ in printed]
-    assert kinds == ["doctor", "explain", "train", "train", "train", "eval", "sft", "train"]
+    assert kinds == ["doctor", "explain", "train", "train", "train", "eval", "help", "explain", "audit", "sft", "train"]
     assert len(names["result"].steps) == 20
     assert set(names["evaluation"].scores) == {"greedy", "sampled"}
     assert names["loss"].requires_grad

@@ -82,11 +82,38 @@ def test_covariances_equal_the_slow_reference_and_average_to_the_covariance(rows
         (0.59, [False, False, False, True, True, False]),  # 2.95 of five: two
         (0.6, [True, True, False, True, True, False]),
         (1e-9, [False, False, False, True, True, False]),  # at least one
-        (1.0, [True, True, False, True, True, True]),
+        (1.0, [True, True, False, True, True, False]),  # a covariance of 0 lowers no entropy
     ],
 )
 def test_the_largest_covariances_by_hand(fraction, selected):
     assert largest_covariances(*step(FIVE), cov_fraction=fraction).tolist() == selected
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("count", [6, 7, 100, 1000])
+@pytest.mark.parametrize("advantage", [0.0, 0.7, -1.3])
+def test_where_all_advantages_are_equal_none_is_selected(advantage, count, dtype):
+    """Rounding of their mean must not decide; with all selected the penalty would fall on every token."""
+    old = -torch.rand(count, generator=torch.Generator().manual_seed(count), dtype=dtype)
+    mask = torch.ones(count, dtype=torch.bool)
+    equal = torch.full((count,), advantage, dtype=dtype)
+    assert not largest_covariances(old, equal, mask, cov_fraction=2e-4).any()
+
+
+def test_a_covariance_of_0_fills_no_share():
+    # 8 of 10 tokens have the mean advantage; the share of 5 tokens is filled by the one whose covariance is above 0
+    old = torch.tensor([-1.0, -2.0, *[-1.5] * 8])
+    advantages = torch.tensor([1.0, -1.0, *[0.0] * 8])
+    found = largest_covariances(old, advantages, torch.ones(10, dtype=torch.bool), cov_fraction=0.5)
+    assert found.tolist() == [True, True, *[False] * 8]
+
+
+def test_the_penalty_has_no_gradient_where_rounding_decides_its_sign():
+    log_ratio = torch.tensor([1e-6, -1e-6, 9e-5, 2e-4, -2e-4], dtype=torch.float64, requires_grad=True)
+    zeros = torch.zeros(5, dtype=torch.float64)
+    loss, _ = kl_cov(log_ratio, zeros, zeros, torch.ones(5, dtype=torch.bool), cov_kl_coef=3.0)
+    assert loss.tolist() == pytest.approx([3e-6, 3e-6, 2.7e-4, 6e-4, 6e-4], abs=1e-15)
+    assert gradient(loss, log_ratio).tolist() == [0.0, 0.0, 0.0, 3.0, -3.0]
 
 
 @pytest.mark.parametrize(
@@ -111,7 +138,7 @@ def test_covariances_in_a_band_by_hand(fraction, low, high, selected):
 def test_selected_tokens_equal_the_slow_reference(fraction, band, rows):
     old, advantages, mask = step(rows)
     cov = covariances(old, advantages, mask).tolist()
-    low, high = band or (-math.inf, math.inf)
+    low, high = band or (1e-9, math.inf)  # without a band: above 0
     inside = sorted((c for c, (_, _, m) in zip(cov, rows, strict=True) if m and low <= c <= high), reverse=True)
     # a step's share of all its trainable tokens, not of those in the band
     count = min(max(math.floor(fraction * sum(m for _, _, m in rows)), 1), len(inside))
@@ -228,11 +255,11 @@ def test_the_losses_equal_the_slow_reference(rows):
         assert clip.loss[i].item() == pytest.approx(value, rel=1e-11, abs=1e-11)
         assert kl.loss[i].item() == pytest.approx(-advantage * ratio + held * abs(log_ratio), rel=1e-11, abs=1e-11)
         assert kl.clipped[i].item() == is_selected
-        if min(abs(ratio - 0.7), abs(ratio - 1.6), abs(log_ratio)) > 1e-9:  # a kink has two slopes
+        if min(abs(ratio - 0.7), abs(ratio - 1.6), abs(abs(log_ratio) - 1e-4)) > 1e-9:  # a kink has two slopes
             slope = 0.0 if is_selected or is_cut else value
             assert slopes[0][i].item() == pytest.approx(slope, rel=1e-11, abs=1e-11)
             assert clip.clipped[i].item() == (is_selected or is_cut)
-            pull = -advantage * ratio + math.copysign(held, log_ratio)
+            pull = -advantage * ratio + (math.copysign(held, log_ratio) if abs(log_ratio) > 1e-4 else 0.0)
             assert slopes[1][i].item() == pytest.approx(pull, rel=1e-11, abs=1e-11)
 
 

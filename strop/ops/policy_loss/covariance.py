@@ -16,12 +16,13 @@ def covariances(old_logprobs: Tensor, advantages: Tensor, loss_mask: Tensor) -> 
 
         cov_t = (old_logprobs_t - mean(old_logprobs)) (A_t - mean(A))
 
-    Source: Cui et al. 2025 (arXiv:2505.22617) eq. 10. Shapes E*; -inf where masked.
+    Source: Cui et al. 2025 (arXiv:2505.22617) eq. 10. Shapes E*; -inf where masked. Computed in float64, in which equal
+    advantages have equal distances from their mean.
 
     >>> covariances(torch.tensor([-1.0, -3.0]), torch.tensor([1.0, -1.0]), torch.tensor([True, True])).tolist()
     [1.0, 1.0]
     """
-    old_logprobs, _, advantages = checked(old_logprobs.detach(), old_logprobs, advantages)
+    old_logprobs, _, advantages = checked(old_logprobs.detach().double(), old_logprobs, advantages.double())
     found = torch.full_like(old_logprobs, -torch.inf)
     chosen, weighed = old_logprobs[loss_mask], advantages[loss_mask]
     if chosen.numel():
@@ -30,9 +31,10 @@ def covariances(old_logprobs: Tensor, advantages: Tensor, loss_mask: Tensor) -> 
 
 
 def largest_covariances(old_logprobs: Tensor, advantages: Tensor, loss_mask: Tensor, *, cov_fraction: float) -> Tensor:
-    """The tokens of a step with the largest covariances: cov_fraction of the trainable ones, at least 1.
+    """The tokens of a step with the largest covariances: cov_fraction of the trainable ones, at least 1, all above 0.
 
-    Source: Cui et al. 2025 (arXiv:2505.22617) eq. 13. Tokens that tie with the last one are taken too.
+    Source: Cui et al. 2025 (arXiv:2505.22617) eq. 13. Tokens that tie with the last one are taken too. Departure: (1) only
+    covariances above 0 are taken, up to rounding: a step whose advantages are all equal has none, and none is singled out.
 
     Args: old_logprobs, advantages E*; loss_mask E*, bool; cov_fraction in (0, 1]. Returns E*, bool. Raises ValueError for
     a cov_fraction out of range.
@@ -42,7 +44,8 @@ def largest_covariances(old_logprobs: Tensor, advantages: Tensor, loss_mask: Ten
     [False, False, True]
     """
     cov = covariances(old_logprobs, advantages, loss_mask)
-    return _largest(cov, loss_mask, loss_mask, cov_fraction)
+    rounding = 1e-12 * old_logprobs[loss_mask].abs().sum() * advantages[loss_mask].abs().sum()
+    return _largest(cov, loss_mask & (cov > rounding), loss_mask, cov_fraction)
 
 
 def covariances_in_band(
@@ -105,6 +108,10 @@ def clip_cov(
     return TokenLoss(torch.where(selected, torch.zeros_like(loss), loss), clipped | selected)
 
 
+# Log-probabilities of one token from two passes that were cut differently differ by less, in float32.
+ROUNDING = 1e-4
+
+
 def kl_cov(
     logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, selected: Tensor, *, cov_kl_coef: float
 ) -> TokenLoss:
@@ -112,8 +119,9 @@ def kl_cov(
 
         loss = -A r + cov_kl_coef |logprobs - old_logprobs| [selected],      r = exp(logprobs - old_logprobs)
 
-    Source: Cui et al. 2025 (arXiv:2505.22617) eq. 13 and 14; its coefficient is 1. Departure: (1) log-ratios are clamped to
-    +-20. `selected`: E*, bool, from `largest_covariances`; `clipped` is what was selected; errors as in `ppo_clip`.
+    Source: Cui et al. 2025 (arXiv:2505.22617) eq. 13 and 14; its coefficient is 1. Departures: (1) log-ratios are clamped to
+    +-20; (2) the penalty has no gradient within 1e-4 of log r = 0, where its sign would be that of rounding. `selected`: E*,
+    bool, from `largest_covariances`; `clipped` is what was selected; errors as in `ppo_clip`.
 
     >>> A = torch.tensor([1.0, 1.0])
     >>> loss, _ = kl_cov(torch.tensor([0.5, 0.0]), torch.zeros(2), A, torch.tensor([True, False]), cov_kl_coef=1.0)
@@ -125,7 +133,8 @@ def kl_cov(
         raise ValueError(f"cov_kl_coef must be >= 0, got {cov_kl_coef}.")
     logprobs, old_logprobs, advantages = checked(logprobs, old_logprobs, advantages)
     log_ratio = clamped_log_ratio(logprobs, old_logprobs)
-    penalty = torch.where(selected, cov_kl_coef * log_ratio.abs(), torch.zeros_like(log_ratio))
+    distance = torch.where(log_ratio.abs() > ROUNDING, log_ratio, log_ratio.detach()).abs()
+    penalty = torch.where(selected, cov_kl_coef * distance, torch.zeros_like(log_ratio))
     return TokenLoss(-advantages * log_ratio.exp() + penalty, selected)
 
 
