@@ -105,6 +105,12 @@ def test_a_number_that_is_none_has_the_reason_of_its_option(launched):
     )
 
 
+def test_a_number_without_end_has_the_reason_of_its_option(launched):
+    found = launched(rollout_batch_size="9" * 5000, global_batch_size="4")
+    assert "rollout.prompts_per_step must be" in found.out
+    assert "prompts_per_step" not in found.values.get("rollout", {})
+
+
 @pytest.mark.parametrize("given, reduction", [({}, "sequence_mean"), ({"calculate_per_token_loss": ""}, "token_mean")])
 def test_the_loss_is_averaged_per_sequence_unless_the_flag_says_otherwise(launched, given, reduction):
     assert launched(**given).config().algorithm.reduction == reduction
