@@ -106,9 +106,8 @@ def test_a_free_table_of_the_config_s_own_file_is_turned_as_one_option(tmp_path)
     """[reward.args] and [data.options] hold what strop has no names for."""
     reward = '[reward]\nkind = "slime"\nfunction = "none.py:f"\nreward_key = "acc"\n[reward.args]\nscale = 1\n'
     (tmp_path / "run.toml").write_text(f'[model]\npath = "m"\n[data]\nkind = "jsonl"\npath = "d"\n{reward}')
-    found = {f.path: f for f in audit(load_config(tmp_path / "run.toml"), only="reward")}
-    assert {path: f.verdict for path, f in found.items()} == dict.fromkeys(found, "acts")
-    assert found["reward.args"].value == {"scale": 1}
+    (found,) = audit(load_config(tmp_path / "run.toml"), only="reward.args")
+    assert (found.path, found.value, found.verdict) == ("reward.args", {"scale": 1}, "acts")
 
 
 @pytest.mark.parametrize(
