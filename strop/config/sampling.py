@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -70,8 +70,27 @@ class FunctionRewardOptions(_ForeignScorerOptions):
     batched: bool = Field(default=False, description="It takes a list of rollouts and returns as many scores.")
 
 
+class SlimeRewardOptions(_ForeignScorerOptions):
+    """A reward function of slime's, unchanged: it takes `args` and a sample; plain or async."""
+
+    kind: Literal["slime"] = "slime"
+    function: str = Field(description="Where it is: module:function or path/to/file.py:function.")
+    batched: bool = Field(
+        default=False, description="It takes all samples of a prompt and returns as many scores (--group-rm)."
+    )
+    reward_key: str | None = Field(
+        default=None, description="Which value of a returned dict is the reward; none leaves a dict as named rewards."
+    )
+    args: dict[str, Any] = Field(default_factory=dict, description="What the function finds as attributes of `args`.")
+
+
 RewardOptions = Annotated[
-    ExactRewardOptions | NumberRewardOptions | MathRewardOptions | DatasetRewardOptions | FunctionRewardOptions,
+    ExactRewardOptions
+    | NumberRewardOptions
+    | MathRewardOptions
+    | DatasetRewardOptions
+    | FunctionRewardOptions
+    | SlimeRewardOptions,
     Field(discriminator="kind"),
 ]
 

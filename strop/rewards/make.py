@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Callable
 from typing import Any
 
+from strop.compat.slime import SlimeReward, provide_slime_types
 from strop.config.sampling import (
     DatasetRewardOptions,
     ExactRewardOptions,
@@ -13,6 +14,7 @@ from strop.config.sampling import (
     MathRewardOptions,
     NumberRewardOptions,
     RewardOptions,
+    SlimeRewardOptions,
 )
 from strop.rewards.dataset import DatasetScore
 from strop.rewards.exact import exact_label, exact_score
@@ -51,6 +53,14 @@ def make_scorer(options: RewardOptions) -> Scorer:
         case FunctionRewardOptions():
             function = load_function(options.function)
             return Scorer(function, options.function, options.on_error, is_batched=options.batched)
+        case SlimeRewardOptions():
+            return Scorer(_slime_reward(options), options.function, options.on_error, is_batched=True)
+
+
+def _slime_reward(options: SlimeRewardOptions) -> SlimeReward:
+    provide_slime_types()
+    function, name = load_function(options.function), options.function
+    return SlimeReward(function, name, options.args, reward_key=options.reward_key, is_batched=options.batched)
 
 
 def label_check(options: RewardOptions) -> Callable[[Any], object] | None:

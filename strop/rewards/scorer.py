@@ -42,7 +42,8 @@ class Scorer:
     `reward/num_errors` (raised, or not finite) and `reward/num_excluded`.
 
     Args:
-        score: takes a `Rollout` and returns a number or None; with is_batched, takes a list and returns as many.
+        score: takes a `Rollout` and returns a number or None; with is_batched, takes a list and returns as many, an exception
+            in place of a score that failed.
         name: of the function, for messages.
         on_error: when `score` raises or a score is not finite: raise RewardError, score 0.0 (in each name, where others of the
             batch have named rewards), or leave the rollout out.
@@ -124,7 +125,9 @@ class Scorer:
                 f"{self.name} must return one score for each rollout (reward.batched = true), "
                 f"got {len(values)} scores for {len(rollouts)} rollouts."
             )
-        yield from (self._checked(value, rollout) for value, rollout in zip(values, rollouts, strict=True))
+        for value, rollout in zip(values, rollouts, strict=True):
+            is_error = isinstance(value, Exception)  # of one rollout, where the others have their scores
+            yield self._failure(value, rollout) if is_error else self._checked(value, rollout)
 
     def _checked(self, value: Any, rollout: Rollout) -> float | _Failure | dict[str, float] | None:
         if value is None:

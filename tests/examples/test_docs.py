@@ -27,10 +27,12 @@ from rewards.written_rollouts import make_rollout
 
 from strop.algorithms import objective_formula
 from strop.cli import cli
+from strop.compat.import_slime import KNOWN
 from strop.config import load_config, to_toml
 from strop.config.load import ROOTS
 from strop.config.overrides import nest, parse_flags
 from strop.observe.console import _COLUMNS
+from strop.rewards import make_scorer
 from strop.rewards.function import load_function
 from strop.rewards.scorer import Scorer
 from strop.types import Prompt, Rollout
@@ -126,7 +128,7 @@ def accept(words, finished_runs):
     """What a command does with its line before it loads a model."""
     name, *rest = words
     given = cli.commands[name].make_context(name, rest).params
-    if name in ("doctor", "help", "schema"):
+    if name in ("doctor", "help", "schema", "import-slime"):
         return
     path = given.get("config") or given["target"]
     is_sft = name == "sft" or given.get("is_sft", False)
@@ -225,12 +227,25 @@ def test_a_reward_function_scores(block, folder):
     assert right.reward > wrong.reward
 
 
+@pytest.mark.parametrize("page", [p for p in PAGES if p.name == "from-slime.md"], ids=name_of)
+def test_a_reward_function_of_slime_scores(page, folder):
+    (function,) = [block for block in blocks(page) if "async def" in block.code]
+    (table,) = [block for block in blocks(page) if block.language == "toml"]
+    Path(function.file).write_text(function.code)
+    write_block(table)
+    scorer = make_scorer(load_config("run.toml").reward)
+    assert [rollout.reward for rollout in scorer([make_rollout("56", "56"), make_rollout("57", "56")]).rollouts] == [
+        2,
+        0,
+    ]
+
+
 @pytest.mark.parametrize(
     "block",
     [
         b
         for b in blocks_of("python")
-        if "import" in b.code and not re.search(r"strop.train|evaluate|Rollout|\bspo\b", b.code)
+        if "import" in b.code and not re.search(r"strop.train|evaluate|Rollout|\bspo\b|async def", b.code)
     ],
     ids=lambda block: block.where,
 )
@@ -262,6 +277,8 @@ def test_every_option_that_the_prose_names_exists(page):
     of_commands = {o.name for command in cli.commands.values() for o in command.params}
     of_commands |= {long.lstrip("-") for command in cli.commands.values() for o in command.params for long in o.opts}
     named = [match[1].replace("-", "_") for match in flags if match and match[1] not in of_commands]
+    if page.name == "from-slime.md":
+        named = [name for name in named if f"--{name.replace('_', '-')}" not in KNOWN]
     tables = {table for root in ROOTS.values() for table in root.model_fields}
     dotted = [re.match(r"([a-z_]+)\.[a-z_.]+(?![\w/(])", text) for _, text in spans(page)]
     paths = [match[0] for match in dotted if match and match[1] in tables]
@@ -306,7 +323,7 @@ def test_the_folder_tree_is_that_of_the_repository(page):
     for folder in ("examples/", "docs/"):
         inside = {name.strip("/") for name in contents(ROOT / folder) if name.endswith("/")}
         assert set(re.split("[,、] ?", tree[folder])) == inside
-    assert set(re.findall(r"\w+", tree["strop/cli.py"])) == {"strop", *cli.commands}
+    assert set(re.findall(r"[\w-]+", tree["strop/cli.py"])) == {"strop", *cli.commands}
 
 
 # ---- while it runs --------------------------------------------------------------------------------------------------

@@ -102,6 +102,14 @@ def test_an_audit_needs_neither_model_nor_data_of_the_config_and_leaves_nothing(
     assert [path.name for path in tmp_path.iterdir()] == ["run.toml"]
 
 
+def test_a_free_table_of_the_config_s_own_file_is_turned_as_one_option(tmp_path):
+    """[reward.args] and [data.options] hold what strop has no names for."""
+    reward = '[reward]\nkind = "slime"\nfunction = "none.py:f"\nreward_key = "acc"\n[reward.args]\nscale = 1\n'
+    (tmp_path / "run.toml").write_text(f'[model]\npath = "m"\n[data]\nkind = "jsonl"\npath = "d"\n{reward}')
+    (found,) = audit(load_config(tmp_path / "run.toml"), only="reward.args")
+    assert (found.path, found.value, found.verdict) == ("reward.args", {"scale": 1}, "acts")
+
+
 @pytest.mark.parametrize(
     "file, after, option",
     [

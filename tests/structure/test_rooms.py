@@ -1,6 +1,6 @@
 """The two measured habits of a codebase that stays readable: rooms import one way only, and nothing grows without end.
 
-The rooms, lowest first: types, config, ops, algorithms, data, rewards, rollout, then engines and trainers (which never
+The rooms, lowest first: types, config, ops, algorithms, data, compat, rewards, rollout, then engines and trainers (which never
 meet), observe, runtime, cli. The checker reads imports with ast and is itself checked on planted code.
 """
 
@@ -16,7 +16,7 @@ FOLDERS = ["strop", "tests", "examples", "tools", "benchmarks"]
 MAX_FILE_LINES, MAX_BODY_LINES = 600, 80
 
 _MATHEMATICS = {"types", "config", "ops", "algorithms"}
-_EVERYTHING = _MATHEMATICS | {"data", "rewards", "rollout", "engines", "trainers", "observe", "runtime"}
+_EVERYTHING = _MATHEMATICS | {"data", "rewards", "rollout", "engines", "trainers", "observe", "runtime", "compat"}
 MAY_IMPORT = {
     "types": set(),
     "config": {"types"},
@@ -24,7 +24,8 @@ MAY_IMPORT = {
     "interrupts": set(),
     "algorithms": {"config", "types", "ops"},
     "data": _MATHEMATICS,
-    "rewards": _MATHEMATICS | {"data"},
+    "compat": {"types", "config", "ops"},
+    "rewards": _MATHEMATICS | {"data", "compat"},
     "rollout": _MATHEMATICS | {"data", "rewards"},
     "engines": {"types", "config", "data"},
     "trainers": _MATHEMATICS | {"data"},

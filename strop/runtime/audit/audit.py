@@ -67,7 +67,8 @@ class _Runs:
     def __init__(self, config: TrainConfig, folder: Path) -> None:
         self.config, self.folder = config, folder
         now = tree.values(config)
-        set_here = {p: now[p] for p, origin in config.origins.items() if not origin.startswith("preset ")}
+        origins = {path: origin for path, origin in config.origins.items() if not origin.startswith("preset ")}
+        set_here = {p: v for p, v in now.items() if any(path == p or path.startswith(f"{p}.") for path in origins)}
         self._given = set_here | made_small(config, folder)
         self._bases: dict[tuple[str, bool], Outcome] = {}
 
@@ -137,6 +138,7 @@ class _Runs:
 
 def _needed(table: str, kind: str, folder: Path) -> dict[str, Any]:
     """What a kind cannot do without: values for its options that have no default."""
-    needs = {"function": f"{folder}/scorer.py:score", "name": "chain_sum", "path": f"{folder}/{table}.{kind}"}
+    scorer = "slime" if kind == "slime" else "score"
+    needs = {"function": f"{folder}/scorer.py:{scorer}", "name": "chain_sum", "path": f"{folder}/{table}.{kind}"}
     leaves = [leaf for leaf in tree.leaves(TrainConfig) if leaf.kind == kind and leaf.path.startswith(f"{table}.")]
     return {leaf.path: needs[leaf.name] for leaf in leaves if leaf.field.is_required()}

@@ -39,7 +39,9 @@ def _broken_line(table: str) -> Callable[[Values, Path], Values]:
 
 
 def _failing_scorer(now: Values, folder: Path) -> Values:
-    return {"reward.function": f"{folder}/scorer.py:failing"} if now["reward.kind"] == "function" else {}
+    names = {"function": "failing", "slime": "slime_failing"}
+    kind = now["reward.kind"]
+    return {"reward.function": f"{folder}/scorer.py:{names[kind]}"} if kind in names else {}
 
 
 def _used_folder(now: Values, folder: Path) -> Values:
@@ -85,6 +87,8 @@ def made_small(config: TrainConfig, folder: Path) -> Values:
             changed[f"{table}.size"] = min(now[f"{table}.size"], 24)
     if now["reward.kind"] == "function":
         changed["reward.function"] = _scorer(now, folder)
+    elif now["reward.kind"] == "slime":
+        changed["reward.function"] = f"{folder}/scorer.py:slime"
     if now["eval.max_response_tokens"] is not None:
         changed["eval.max_response_tokens"] = min(now["eval.max_response_tokens"], 8)
     return changed

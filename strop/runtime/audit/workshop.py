@@ -42,6 +42,18 @@ def failing(given):
             raise ValueError("a scorer that fails")
     return score(given)
 
+async def slime(args, given):
+    if isinstance(given, list):
+        return [_of_slime(args, sample) / 2 for sample in given]
+    score = _of_slime(args, given)
+    return score if args.reward_key is None else {args.reward_key: score / 2}
+
+async def slime_failing(args, given):
+    raise ValueError("a scorer that fails")
+
+def _of_slime(args, sample):
+    return zlib.crc32(repr((sample.tokens, sample.index)).encode()) % 5 / 2 + getattr(args, "audit", 0)
+
 def _score(rollout):
     return zlib.crc32(repr((rollout.tokens, rollout.sample)).encode()) % 5 / 2
 """

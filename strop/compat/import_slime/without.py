@@ -1,0 +1,126 @@
+"""Flags of slime, Megatron and SGLang that have no counterpart in strop, by the reason why."""
+
+from __future__ import annotations
+
+# reason -> flags
+_REASONS: dict[str, str] = {
+    "strop's trainer torch runs in one process: it has no tensor, pipeline, context or expert parallelism.": """
+        --tensor-model-parallel-size --sequence-parallel --pipeline-model-parallel-size --context-parallel-size
+        --expert-model-parallel-size --expert-tensor-parallel-size --decoder-first-pipeline-num-layers
+        --decoder-last-pipeline-num-layers --num-layers-per-virtual-pipeline-stage --virtual-pipeline-model-parallel-size
+        --use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather --overlap-p2p-communication
+        --distributed-backend --distributed-timeout-minutes --allgather-cp --cp-comm-type --train-backend""",
+    "strop trains and samples on one device, model.device; there are no nodes or GPUs to share out.": """
+        --actor-num-nodes --actor-num-gpus-per-node --critic-num-nodes --critic-num-gpus-per-node --rollout-num-gpus
+        --rollout-num-gpus-per-engine --num-gpus-per-node --rollout-external-engine-addrs --start-rollout-id""",
+    "strop's engine samples from the trainer's own weights in one process: nothing is moved, sent or taken off the device.": """
+        --colocate --offload --offload-train --offload-rollout --no-offload-train --no-offload-rollout
+        --update-weight-buffer-size --update-weight-mode --update-weight-transport --update-weight-disk-dir
+        --update-weight-disk-keep-files --update-weight-delta-encoding --update-weight-delta-checksum
+        --update-weight-local-checkpoint-dir --custom-update-weight-post-write-path --update-weights-interval
+        --flush-cache-interval --release-train --check-weight-update-equal --keep-old-actor""",
+    "strop has no recomputation of activations; lower trainer.max_tokens_per_micro_batch where memory is short.": """
+        --recompute-granularity --recompute-method --recompute-num-layers --recompute-modules --recompute-loss-function
+        --log-probs-chunk-size --log-probs-max-tokens-per-gpu --optimizer-cpu-offload --optimizer-offload-fraction
+        --use-precision-aware-optimizer --cpu-offloading --fp8-format --fp8-recipe --gradient-checkpointing""",
+    "strop cuts micro-batches by tokens (trainer.max_tokens_per_micro_batch), and how they are cut changes no gradient.": """
+        --micro-batch-size --balance-data --balance-by-flops --data-pad-size-multiplier --qkv-format""",
+    "strop has no critic (value model) yet.": """
+        --lambd --value-clip --num-critic-only-steps --critic-load --critic-save --critic-lr --critic-lr-warmup-iters
+        --critic-train-only --megatron-config-path""",
+    "strop has no dynamic sampling yet: every group of a batch is kept, and algorithm.advantage gives equal ones 0.": """
+        --dynamic-sampling-filter-path --over-sampling-batch-size --over-sampling-filter-path --buffer-filter-path
+        --buffer-sort-by-staleness --rollout-sample-filter-path --rollout-all-samples-process-path""",
+    "strop finishes every response in the step that began it: there is no partial rollout.": """
+        --partial-rollout --mask-offpolicy-in-partial-rollout --use-fault-tolerance --rollout-health-check-interval
+        --rollout-health-check-timeout --rollout-health-check-first-wait --rollout-cleanup-timeout
+        --rollout-session-id --rollout-io-concurrency""",
+    "strop has no hook for this function of yours.": """
+        --rollout-function-path --custom-generate-function-path --rollout-sample-hook-path --eval-function-path
+        --custom-rollout-log-function-path --custom-eval-rollout-log-function-path --rollout-data-postprocess-path
+        --data-source-path --custom-loss-function-path --custom-advantage-function-path --custom-tis-function-path
+        --custom-pg-loss-reducer-function-path --custom-reward-post-process-path --custom-model-provider-path
+        --custom-convert-samples-to-train-data-path --custom-config-path""",
+    "strop ends a response at token ids (rollout.stop_token_ids), not at text.": "--rollout-stop",
+    "strop does not drop long prompts: one that does not fit the model is an error that names its row.": """
+        --rollout-max-prompt-len --rollout-max-context-len --eval-max-prompt-len --eval-max-context-len""",
+    "strop has no least length of a response.": "--eval-min-new-tokens",
+    "strop's prompts are text: there are no tools, images or settings of the chat template.": """
+        --tool-key --eval-tool-key --multimodal-keys --apply-chat-template-kwargs --loss-mask-type""",
+    "strop evaluates one set of prompts, [eval.data], before the first step, every eval.every_steps and after the last.": """
+        --eval-config --skip-eval-before-train""",
+    "strop takes one reward for training and evaluation.": "--eval-reward-key",
+    "strop has no distillation from a teacher yet.": """
+        --use-opd --opd-type --opd-kl-coef --opd-teacher-load --opd-teacher-ckpt-step""",
+    "strop's losses are those of algorithm.policy_loss.kind; strop sft trains on demonstrations.": """
+        --loss-type --pg-loss-type --use-score-centering --score-centering-top-k
+        --disable-compute-advantages-and-returns --use-rollout-entropy""",
+    "strop measures the gap between sampler and trainer in every step (guards.max_logprob_gap) and needs no flag for it.": """
+        --get-mismatch-metrics --ci-test --ci-disable-kl-checker --ci-train-rollout-logprob-abs-diff-threshold
+        --ci-save-grad-norm --ci-load-grad-norm""",
+    "strop replays no routing of experts.": """
+        --use-routing-replay --use-rollout-routing-replay --routing-replay-prefetch-microbatches
+        --use-slime-router --enable-mtp-training --mtp-num-layers --mtp-loss-scaling-factor""",
+    "strop trains all weights by AdamW, its moments kept from step to step.": """
+        --only-train-params-name-list --freeze-params-name-list --freeze-indexer --reset-optimizer-states
+        --use-stateless-adam --lr-warmup-init --lr-decay-iters --lr-wsd-decay-style --lr-wsd-decay-iters
+        --override-opt-param-scheduler --use-checkpoint-opt-param-scheduler --accumulate-allreduce-grads-in-fp32
+        --grad-reduce-in-bf16""",
+    "strop reads Hugging Face folders (model.path), not Megatron's checkpoints; the reference is the model before step 1.": """
+        --load --ref-load --ref-ckpt-step --ckpt-step --ckpt-format --megatron-to-hf-mode --model-name
+        --no-load-optim --no-load-rng --finetune""",
+    "strop writes a Hugging Face folder, model/ in the run folder, and checkpoints that a run can go on from.": """
+        --save-hf --async-save --no-save-optim --no-save-rng --save-retain-interval --async-strategy""",
+    "strop writes metrics.jsonl, rollouts/ and report.html in the run folder, and sends nothing anywhere.": """
+        --log-multi-turn --log-passrate --log-reward-category --log-correct-samples --log-interval
+        --tensorboard-dir""",
+    "strop has no replay of single phases; the run folder's rollouts/ holds what was sampled, strop eval samples alone.": """
+        --save-debug-rollout-data --load-debug-rollout-data --load-debug-rollout-data-subsample --save-debug-train-data
+        --load-forge-rollout-data --debug-rollout-only --debug-train-only --dump-details --memory-snapshot-dir
+        --memory-snapshot-num-steps --memory-recorder --record-memory-history --profile-target""",
+    "strop keeps rollouts in memory, in one process: there is no buffer service, store or proxy.": """
+        --rollout-buffer-url --fetch-trajectory-retry-times --min-batch-collection-ratio --rollout-task-type
+        --rollout-data-transport --rollout-data-dir --rollout-storage-profile --rollout-storage-declaration
+        --rollout-queue-run-id --rollout-queue-online-gc --rollout-queue-lease-seconds --rollout-queue-segment-mib
+        --http-proxy --use-distributed-post --train-env-vars""",
+    "strop reads the model's shape and its kernels' settings from the model folder (config.json).": """
+        --num-layers --hidden-size --ffn-hidden-size --num-attention-heads --num-query-groups --group-query-attention
+        --kv-channels --vocab-size --padded-vocab-size --make-vocab-size-divisible-by --max-position-embeddings
+        --seq-length --position-embedding-type --normalization --norm-epsilon --swiglu --disable-bias-linear
+        --add-qkv-bias --qk-layernorm --use-rotary-position-embeddings --untie-embeddings-and-output-weights
+        --tie-word-embeddings --spec --attention-dropout --hidden-dropout --attention-softmax-in-fp32
+        --attention-backend --transformer-impl --multi-latent-attention --q-lora-rank --kv-lora-rank --qk-head-dim
+        --qk-pos-emb-head-dim --v-head-dim --mscale --mscale-all-dim --num-experts --no-rope-fusion
+        --post-self-attn-layernorm --post-mlp-layernorm --use-gated-attention --attention-output-gate
+        --apply-layernorm-1p --qwen-gdn-backend --no-masked-softmax-fusion --no-bias-swiglu-fusion
+        --no-persist-layer-norm --cross-entropy-loss-fusion --enable-experimental --force-fp8-ue8m0-scale""",
+}
+
+WITHOUT = {flag: reason for reason, flags in _REASONS.items() for flag in flags.split()}
+
+# How the names of whole families begin, and the reason.
+FAMILIES = {
+    "--sglang-": "strop samples with its own engine: no SGLang server is started, so its options have nobody to read them.",
+    "--router-": "strop samples with its own engine: no router stands before it.",
+    "--slime-router-": "strop samples with its own engine: no router stands before it.",
+    "--wandb-": "strop writes metrics.jsonl and report.html in the run folder, and sends nothing anywhere.",
+    "--use-wandb": "strop writes metrics.jsonl and report.html in the run folder, and sends nothing anywhere.",
+    "--disable-wandb-": "strop writes metrics.jsonl and report.html in the run folder, and sends nothing anywhere.",
+    "--tb-": "strop writes metrics.jsonl and report.html in the run folder, and sends nothing anywhere.",
+    "--use-tensorboard": "strop writes metrics.jsonl and report.html in the run folder, and sends nothing anywhere.",
+    "--moe-": "strop reads the model's shape and its kernels' settings from the model folder (config.json).",
+    "--rotary-": "strop reads the model's shape and its kernels' settings from the model folder (config.json).",
+    "--linear-": "strop reads the model's shape and its kernels' settings from the model folder (config.json).",
+    "--experimental-": "strop reads the model's shape and its kernels' settings from the model folder (config.json).",
+    "--custom-megatron-": "strop has no Megatron to hook into.",
+    "--megatron-deepgemm-": "strop has no Megatron to hook into.",
+    "--fsdp-": "strop's trainer torch runs in one process: it has no sharding.",
+}
+
+
+def reason_without(flag: str) -> str:
+    """Why a flag has no counterpart; of one that nobody knows, that."""
+    if flag in WITHOUT:
+        return WITHOUT[flag]
+    reasons = [reason for beginning, reason in FAMILIES.items() if flag.startswith(beginning)]
+    return reasons[0] if reasons else "not a flag of slime that strop knows."

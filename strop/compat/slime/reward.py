@@ -1,0 +1,140 @@
+"""Runs slime's reward functions: `async def f(args, sample)`, or with a list of the samples of one prompt."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import inspect
+import itertools
+import sys
+import threading
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import cache
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+from strop.compat.slime.sample import Sample, sample_of
+from strop.types import RewardError, Rollout
+
+
+class SlimeArgs:
+    """slime's `args`: the values of [reward.args] as attributes.
+
+    >>> SlimeArgs({"rm_url": "http://here"}).rm_url
+    'http://here'
+    """
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        vars(self).update(values)
+
+    def __getattr__(self, name: str) -> Any:
+        """Only called for what is not there; an AttributeError, so that getattr with a default and hasattr work."""
+        if name.startswith("__"):
+            raise AttributeError(name)
+        there = ", ".join(sorted(vars(self)))
+        raise AttributeError(f"args.{name} is not there. Set it in the table [reward.args], which has {there}.")
+
+
+class SlimeReward:
+    """Scores a list of rollouts with a function of slime's. A function that raises gives the exception in place of a score.
+
+    Args:
+        function: takes (args, sample), or (args, samples) with is_batched; plain or async.
+        name: of the function, for messages.
+        args: attributes of `args`, beside reward_key.
+        reward_key: which value of a returned dict is the reward; None leaves a dict as named rewards.
+        is_batched: the function takes the samples of one prompt and returns as many scores (slime's --group-rm).
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        name: str,
+        args: Mapping[str, Any],
+        *,
+        reward_key: str | None = None,
+        is_batched: bool = False,
+    ) -> None:
+        self.name, self._function, self._reward_key, self._is_batched = name, function, reward_key, is_batched
+        self._args = SlimeArgs({"reward_key": reward_key, **args})
+        self._numbers = itertools.count()
+        known = sys.modules.get("slime.utils.types")
+        self._sample_class = known.Sample if known else Sample
+
+    def __call__(self, rollouts: Sequence[Rollout]) -> list[Any]:
+        """One score, or exception, for each rollout.
+
+        Raises:
+            RewardError: a score lacks reward_key, or a batched function returns another number of scores than samples.
+        """
+        samples = [sample_of(rollout, next(self._numbers), self._sample_class) for rollout in rollouts]
+        scores = _finish(self._score_groups(samples) if self._is_batched else self._score_all(samples))
+        return [self._value(score) for score in scores]
+
+    async def _score_all(self, samples: list[Any]) -> list[Any]:
+        return await asyncio.gather(*(self._call(sample) for sample in samples), return_exceptions=True)
+
+    async def _score_groups(self, samples: list[Any]) -> list[Any]:
+        groups: dict[Any, list[int]] = {}
+        for place, sample in enumerate(samples):
+            groups.setdefault(sample.group_index, []).append(place)
+        calls = (self._call([samples[place] for place in places]) for places in groups.values())
+        found: list[Any] = [None] * len(samples)
+        for places, scores in zip(groups.values(), await asyncio.gather(*calls, return_exceptions=True), strict=True):
+            for place, score in zip(places, self._as_many(scores, len(places)), strict=True):
+                found[place] = score
+        return found
+
+    def _as_many(self, scores: Any, number: int) -> list[Any]:
+        if isinstance(scores, BaseException):
+            return [scores] * number
+        if isinstance(scores, str | bytes | Mapping) or not hasattr(scores, "__len__") or len(scores) != number:
+            got = f"{len(scores)} scores" if hasattr(scores, "__len__") else type(scores).__name__
+            raise RewardError(
+                f"{self.name} must return one score for each sample of a prompt (reward.batched = true), "
+                f"got {got} for {number} samples."
+            )
+        return list(scores)
+
+    async def _call(self, given: Any) -> Any:
+        result = self._function(self._args, given)
+        return await result if inspect.isawaitable(result) else result
+
+    def _value(self, score: Any) -> Any:
+        if self._reward_key is None or score is None or isinstance(score, Exception):
+            return score
+        if not isinstance(score, Mapping) or self._reward_key not in score:
+            got = f"one with {', '.join(map(str, score))}" if isinstance(score, Mapping) else repr(score)
+            raise RewardError(
+                f"{self.name} must return a dict with {self._reward_key!r} (reward.reward_key), got {got}."
+            )
+        return score[self._reward_key]
+
+
+def _finish(work: Coroutine[Any, Any, list[Any]]) -> list[Any]:
+    """Run to the end on a loop of its own: scoring happens inside strop's, and sessions that functions keep outlive a step."""
+    return asyncio.run_coroutine_threadsafe(work, _loop()).result()
+
+
+@cache
+def _loop() -> asyncio.AbstractEventLoop:
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="slime-rewards", daemon=True).start()
+    return loop
+
+
+def provide_slime_types() -> None:
+    """Where slime is not installed, let `from slime.utils.types import Sample` give strop's, now and in a function's body."""
+    if importlib.util.find_spec("slime") is not None:
+        return
+    names = ("slime", "slime.utils", "slime.utils.types")
+    modules = {name: ModuleType(name) for name in names}
+    for name, module in modules.items():
+        module.__spec__ = ModuleSpec(name, None, is_package=name != names[-1])
+        if name != names[-1]:
+            module.__path__ = []  # so that what else slime has is said to be missing, by its name
+    vars(modules["slime"])["utils"] = modules["slime.utils"]
+    vars(modules["slime.utils"])["types"] = modules["slime.utils.types"]
+    vars(modules["slime.utils.types"])["Sample"] = Sample
+    sys.modules.update(modules)
