@@ -73,7 +73,7 @@ def label_check(options: RewardOptions) -> Callable[[Any], object] | None:
 
 def scorer_source(options: RewardOptions) -> str | None:
     """A fingerprint of the file that `reward.function` is in; None for strop's own scorers and what has no file."""
-    if not isinstance(options, FunctionRewardOptions):
+    if not isinstance(options, FunctionRewardOptions | SlimeRewardOptions):
         return None
     file = source_file(options.function)
     return None if file is None else hashlib.sha256(file.read_bytes()).hexdigest()
