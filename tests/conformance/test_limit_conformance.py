@@ -102,10 +102,12 @@ def without_bounds(loss):
             table[name] = 1e-3
         elif name == "eps_clip_c":
             table.pop(name, None)  # none: no cap beside the band
+        elif name.startswith("max_divergence") and table.get("divergence", "tv") == "tv":
+            table[name] = 1.0  # of probabilities: none differ by more
         elif name.startswith(("eps_clip", "max_")):
             table[name] = farthest(field)
         elif name.endswith("_coef"):
-            table[name] = 0.0
+            table[name] = 1e-12
     if {"cov_low", "cov_high"} <= set(options_class.model_fields):
         table |= {"cov_low": 1e8, "cov_high": 1e9}  # a band of covariances in which nothing is
     return table
