@@ -267,6 +267,8 @@ def main() -> None:
 def _run() -> int:
     try:
         cli(standalone_mode=False)
+    except SystemExit as ended:
+        return ended.code if isinstance(ended.code, int) else 0
     except click.ClickException as error:
         error.show()
         return 2

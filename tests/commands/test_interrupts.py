@@ -118,6 +118,24 @@ def test_an_interrupt_that_an_import_swallows_is_remembered(small, tmp_path, the
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("delay", [0.03, 0.1])
+def test_a_second_signal_after_all_is_saved_does_not_change_how_it_ends(small, tmp_path, delay):
+    """The interpreter is going down: its exit code stays 130, and the run stays whole."""
+    arguments = ["train", small.train, "--num-steps", "1000", "--run.folder", tmp_path / "run"]
+    with subprocess.Popen(command_line(*arguments), env=ENVIRONMENT, text=True, stdout=subprocess.PIPE) as process:
+        try:
+            next(line for line in process.stdout if line.startswith("step "))
+            process.send_signal(signal.SIGINT)
+            next(line for line in process.stdout if line.startswith("model: "))  # the last line: everything is written
+            time.sleep(delay)
+            process.send_signal(signal.SIGINT)
+            process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert process.returncode == 130
+    assert (tmp_path / "run/model/model.safetensors").exists()
+
+
 # ---- while a slow scorer works --------------------------------------------------------------------------------------
 
 
