@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from strop.algorithms.variants import ADVANTAGES, CORRECTIONS, POLICY_LOSSES
 from strop.config import PRESETS, TrainConfig
-from strop.config.tree import values
+from strop.config.tree import flatten, values
 
 _WEIGHTS = {
     "token_mean": "w_t = 1 / (trainable tokens of the step)",
@@ -60,16 +58,8 @@ def objective_formula(config: TrainConfig) -> str:
 
 def _departs(config: TrainConfig) -> bool:
     """Is there a value that the preset would have set otherwise?"""
-    wanted: dict[str, Any] = PRESETS[config.algorithm.preset or ""][1]
     now = values(config.algorithm)
-    of_tables = {
-        f"{name}.{key}": value
-        for name, table in wanted.items()
-        if isinstance(table, dict)
-        for key, value in table.items()
-    }
-    plain = {name: value for name, value in wanted.items() if not isinstance(value, dict)}
-    return any(now.get(path) != value for path, value in (of_tables | plain).items())
+    return any(now.get(path) != value for path, value in flatten(PRESETS[config.algorithm.preset or ""][1]))
 
 
 def _rejections(config: TrainConfig) -> list[str]:

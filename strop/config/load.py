@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -70,7 +70,7 @@ _OTHER_COMMAND: dict[Command, tuple[str, str]] = {
 def _option_of_the_other(root: type[RootConfig], file_values: dict[str, Any]) -> str | None:
     """An option of the file that only the other command has, if it has none that only this one has."""
     other = TrainConfig if root is SFTConfig else SFTConfig
-    given = [path for path, _ in _flatten(file_values)]
+    given = [path for path, _ in tree.flatten(file_values)]
     ours, theirs = set(tree.paths(root)), set(tree.paths(other))
     if any(path in ours - theirs for path in given):
         return None
@@ -181,7 +181,7 @@ def _unset(preset: dict[str, Any], config: Options) -> dict[str, Any]:
     """What each option would be if nobody had set it: by the preset or by default."""
     now = tree.values(config)
     left = tuple(f"{table}." for table in tree.union_tables(type(config)) if _changes_kind(preset, table, now))
-    return tree.defaults(config) | {path: value for path, value in _flatten(preset) if not path.startswith(left)}
+    return tree.defaults(config) | {path: value for path, value in tree.flatten(preset) if not path.startswith(left)}
 
 
 def _changes_kind(preset: dict[str, Any], table: str, now: dict[str, Any]) -> bool:
@@ -193,20 +193,12 @@ def _changes_kind(preset: dict[str, Any], table: str, now: dict[str, Any]) -> bo
 
 def _refuse_endless_numbers(values: dict[str, Any], origin: str) -> None:
     """Python reads a hexadecimal number of any length and then refuses to print it, in the middle of a message."""
-    for path, value in _flatten(values):
+    for path, value in tree.flatten(values):
         for number in value if isinstance(value, list) else [value]:
             if isinstance(number, int) and number.bit_length() > 64:
                 raise ConfigError(
                     f"{origin}: {path} must be a number of at most 64 bits, got one of {number.bit_length()}."
                 )
-
-
-def _flatten(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in values.items():
-        if isinstance(value, dict):
-            yield from _flatten(value, f"{prefix}{name}.")
-        else:
-            yield prefix + name, value
 
 
 def _rules(config: Options, unset: dict[str, Any], origins: dict[str, str]) -> list[str]:

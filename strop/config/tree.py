@@ -122,6 +122,15 @@ def _with_underscores(path: str) -> list[str]:
     return ["_".join(parts[i:]) for i in range(len(parts))]
 
 
+def flatten(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted path and value of everything in nested tables."""
+    for name, value in values.items():
+        if isinstance(value, dict):
+            yield from flatten(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value
+
+
 def walk(options: Options, prefix: str = "") -> Iterator[tuple[str, Options]]:
     """The options objects of a config with their paths ("" for the root), outermost first."""
     yield prefix, options

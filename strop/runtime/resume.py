@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from strop.config import TrainConfig
@@ -14,7 +13,7 @@ from strop.rewards import scorer_source
 from strop.runtime.checkpoints import newest_checkpoint, write_checkpoint
 from strop.runtime.models import has_finite_weights
 from strop.runtime.session import Session
-from strop.types import ConfigError, DataError, GuardError, Prompt
+from strop.types import ConfigError, DataError, GuardError
 
 # Options, or whole tables, that change nothing of what the next steps compute: where things lie (what lies there is
 # compared by content), how long to go on, what is measured, and how work is cut.
@@ -42,7 +41,7 @@ def save_checkpoint(session: Session) -> None:
     state = {
         "cursor": session.cursor_state,
         "objective": session.objective.state(),
-        "prompts": _fingerprint(session.prompts),
+        "prompts": session.prompts_fingerprint,
         "scorer": scorer_source(session.config.reward),
         "num_steps": session.config.run.num_steps,
         "config": _decisive(session.config),
@@ -60,7 +59,7 @@ def restore(session: Session) -> None:
     """
     path, state = newest_checkpoint(session.folder.checkpoints, warn=session.console.warn)
     _check_config(session, state["config"], state["num_steps"])
-    if state["prompts"] != _fingerprint(session.prompts):
+    if state["prompts"] != session.prompts_fingerprint:
         raise DataError(
             f"data: the prompts are not those that {path} was trained on. "
             "Give it the file, columns and tokenizer that the run began with, or start a new run from its model."
@@ -115,11 +114,3 @@ def _decisive(config: TrainConfig) -> dict[str, Any]:
 
 def _word(value: Any) -> str:
     return "none" if value is None else json.dumps(value)
-
-
-def _fingerprint(prompts: Sequence[Prompt]) -> str:
-    """Of all prompts as token ids, with what a scorer sees of them."""
-    digest = hashlib.sha256()
-    for prompt in prompts:
-        digest.update(repr((prompt.tokens, prompt.label, dict(prompt.metadata))).encode())
-    return digest.hexdigest()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 from strop import interrupts
@@ -44,6 +45,14 @@ class Session:
     cursor_state: dict[str, Any] = field(default_factory=dict)  # where the data stood when `step` was done
     history: list[dict[str, float]] = field(default_factory=list)
     evaluations: list[Evaluation] = field(default_factory=list)
+
+    @cached_property
+    def prompts_fingerprint(self) -> str:
+        """Of all prompts as token ids, with what a scorer sees of them."""
+        digest = hashlib.sha256()
+        for prompt in self.prompts:
+            digest.update(repr((prompt.tokens, prompt.label, dict(prompt.metadata))).encode())
+        return digest.hexdigest()
 
 
 def open_session(config: TrainConfig, console: Console, folder: RunFolder) -> Session:
