@@ -11,13 +11,13 @@ import types
 from functools import cache
 from typing import Literal, get_args, get_origin
 
-import annotated_types
 import pytest
 import tiny_models
 import torch
 
 from strop.algorithms import ADVANTAGES, CORRECTIONS, POLICY_LOSSES, PolicyObjective
 from strop.config import AlgorithmOptions, TrainConfig, make_config, tree
+from strop.runtime.audit.variations import lower_bound
 from strop.runtime.loop import learn, weigh
 from strop.trainers import TorchTrainer
 from strop.types import ConfigError, Prompt, Rollout, merge_metrics
@@ -143,16 +143,6 @@ def other_values(leaf, value):
     low = lower_bound(leaf)
     numbers = (low, low + 1) if kind is int else (low, low + 1e-6, low + 0.5, low + 0.75, low + 1.35)
     return [number for number in numbers if number != value]
-
-
-def lower_bound(leaf):
-    """The number given as ge or gt, or 0."""
-    for constraint in leaf.field.metadata:
-        if isinstance(constraint, annotated_types.Ge):
-            return constraint.ge
-        if isinstance(constraint, annotated_types.Gt):
-            return constraint.gt
-    return 0
 
 
 def with_option(algorithm, path, value):

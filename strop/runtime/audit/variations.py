@@ -47,7 +47,7 @@ def _of_type(kind: Any, leaf: Leaf, value: Any) -> list[Any]:
 
 def _numbers(kind: type, leaf: Leaf, value: Any) -> Iterator[Any]:
     """Just above the lower bound, where most bounds and caps begin to act; then around the value; then far away."""
-    low = _lower_bound(leaf)
+    low = lower_bound(leaf)
     near = [] if value in (None, 0) else [value * 2, value / 2]
     if kind is int:
         yield from (low, low + 1, low + 2)
@@ -56,7 +56,7 @@ def _numbers(kind: type, leaf: Leaf, value: Any) -> Iterator[Any]:
     yield from (low, low + 1e-9, low + 0.5, low + 0.75, low + 1.35, *near, 1e9)
 
 
-def _lower_bound(leaf: Leaf) -> Any:
+def lower_bound(leaf: Leaf) -> Any:
     """The number given as ge or gt, or 0."""
     for constraint in leaf.field.metadata:
         if isinstance(constraint, annotated_types.Ge):
