@@ -74,6 +74,7 @@ class Prompt:
     tokens: tuple[int, ...]
     text: str  # as the model reads it, after the chat template
     label: Any = None  # what a scorer compares with
+    source: str | None = None  # where it comes from, by a name of the data's own
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
 

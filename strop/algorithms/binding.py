@@ -19,6 +19,7 @@ class Binding(NamedTuple):
     function: Callable[..., Any]
     formula: Callable[[Any], list[str]]  # the mathematics with the numbers in place
     select: Callable[..., Any] | None = None  # which tokens `function` singles out, decided over a whole step
+    no_gradient_where: Callable[[Any], str] | None = None  # condition on a trainable token, in the formula's letters
 
     def __call__(self, options: Options, tensors: Any) -> Any:
         """The function on the tensors that it names, with the options it names."""
@@ -48,8 +49,12 @@ def bind(
     function: Callable[..., Any],
     formula: Callable[[Any], list[str]],
     select: Callable[..., Any] | None = None,
+    no_gradient_where: Callable[[Any], str] | None = None,
 ) -> Binding:
     """Bind an options class to functions whose keyword-only arguments are together exactly its fields (all but `kind`).
+
+    Args: `no_gradient_where` says where a token's loss has no gradient, in letters of `formula` and words of Python such as
+    "A > 0 and r > 1.2"; None where every token has one.
 
     Raises:
         TypeError: a field without an argument, or an argument without a field.
@@ -61,4 +66,4 @@ def bind(
             f"{options.__name__} and {function.__name__} must agree: fields without an argument "
             f"{sorted(fields - arguments)}, arguments without a field {sorted(arguments - fields)}."
         )
-    return Binding(options, function, formula, select)
+    return Binding(options, function, formula, select, no_gradient_where)

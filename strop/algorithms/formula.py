@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from strop.algorithms.support import support_lines
 from strop.algorithms.variants import ADVANTAGES, CORRECTIONS, POLICY_LOSSES
 from strop.config import PRESETS, TrainConfig
 from strop.config.tree import flatten, values
@@ -50,6 +51,7 @@ def objective_formula(config: TrainConfig) -> str:
         *(f"  {line}" for line in ADVANTAGES[algorithm.advantage.kind].formula(algorithm.advantage)),
         f"  {_WEIGHTS[algorithm.reduction].format(max_response_tokens=config.rollout.max_response_tokens)}",
         *_ratio_lines(config),
+        *support_lines(config),
         "",
         *_batch_lines(config),
     ]

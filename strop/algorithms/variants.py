@@ -17,19 +17,26 @@ def _band(low: float, high: float) -> str:
     return f"{max(0.0, 1 - low):g}, {1 + high:g}"
 
 
+def _outside(o: Any, ratio: str = "r") -> str:
+    """Where PPO's clipped branch decides."""
+    high = o.eps_clip if o.eps_clip_high is None else o.eps_clip_high
+    return f"A > 0 and {ratio} > {1 + high:g} or A < 0 and {ratio} < {1 - o.eps_clip:g}"
+
+
+def _ppo_outside(o: losses.PPOClipOptions) -> str:
+    return _outside(o) + ("" if o.eps_clip_c is None else f" or A < 0 and r > {o.eps_clip_c:g}")
+
+
 def _ppo(o: losses.PPOClipOptions) -> list[str]:
     high = o.eps_clip if o.eps_clip_high is None else o.eps_clip_high
     lines = [f"loss_t = max(-A_t r_t, -A_t clip(r_t, {_band(o.eps_clip, high)}))"]
     if o.eps_clip_c is not None:
         lines.append(f"loss_t = min(loss_t, {o.eps_clip_c:g} |A_t|)   where A_t < 0   (dual clip)")
-    return [*lines, "no gradient from a token whose clipped branch decides"]
+    return lines
 
 
 def _cispo(o: losses.CISPOOptions) -> list[str]:
-    return [
-        f"loss_t = -stop_gradient(clip(r_t, {_band(o.eps_clip, o.eps_clip_high)})) A_t logprobs_t",
-        "gradient from every trainable token",
-    ]
+    return [f"loss_t = -stop_gradient(clip(r_t, {_band(o.eps_clip, o.eps_clip_high)})) A_t logprobs_t"]
 
 
 def _gspo(o: losses.GSPOOptions | losses.GSPOTokenOptions) -> list[str]:
@@ -37,7 +44,6 @@ def _gspo(o: losses.GSPOOptions | losses.GSPOTokenOptions) -> list[str]:
     return [
         f"loss_t = max(-A_t s, -A_t clip(s, {_band(o.eps_clip, o.eps_clip_high)}))",
         f"s = exp(mean of log r_t over the sequence){own}",
-        "no gradient from a sequence whose clipped branch decides",
     ]
 
 
@@ -45,25 +51,32 @@ def _gmpo(o: losses.GMPOOptions) -> list[str]:
     return [
         "loss_t = -A exp(mean over the sequence of c_t)",
         f"c_t = min(log r_t, {o.eps_clip_high:g}) where A > 0, max(log r_t, {-o.eps_clip:g}) where A < 0",
-        "no gradient through a clipped token",
     ]
+
+
+def _gmpo_outside(o: losses.GMPOOptions) -> str:
+    return f"A > 0 and log_r > {o.eps_clip_high:g} or A < 0 and log_r < {-o.eps_clip:g}"
 
 
 def _sapo(o: losses.SAPOOptions) -> list[str]:
     return [
         "loss_t = -A_t (4 / tau) sigmoid(tau (r_t - 1))",
-        f"tau = {o.tau_pos:g} where A_t > 0, else {o.tau_neg:g}; gradient from every token, less the farther r_t is from 1",
+        f"tau = {o.tau_pos:g} where A_t > 0, else {o.tau_neg:g}; less gradient the farther r_t is from 1",
     ]
 
 
-def _dppo(o: losses.DPPOOptions) -> list[str]:
+def _dppo_outside(o: losses.DPPOOptions) -> str:
     low = loss_ops.DEFAULT_MAX_DIVERGENCE[o.divergence] if o.max_divergence is None else o.max_divergence
     high = low if o.max_divergence_high is None else o.max_divergence_high
+    return f"A > 0 and p > q and D > {high:g} or A < 0 and p < q and D > {low:g}"
+
+
+def _dppo(o: losses.DPPOOptions) -> list[str]:
     distance = "|p - q|" if o.divergence == "tv" else "KL(Bernoulli(q) || Bernoulli(p))"
     return [
-        f"loss_t = -keep_t stop_gradient(min(r_t, {o.max_ratio:g})) A_t logprobs_t",
+        f"loss_t = -keep stop_gradient(min(r_t, {o.max_ratio:g})) A_t logprobs_t",
         f"D_t = {distance},  p = exp(logprobs_t), q = exp(old_logprobs_t)",
-        f"keep_t = not (A_t > 0, p > q, D_t > {high:g} or A_t < 0, p < q, D_t > {low:g})",
+        f"keep = not ({_dppo_outside(o)})",
     ]
 
 
@@ -72,7 +85,7 @@ def _clip_cov(o: losses.ClipCovOptions) -> list[str]:
     return [
         f"loss_t = max(-A_t r_t, -A_t clip(r_t, {_band(o.eps_clip, high)})), 0 for the selected tokens",
         f"selected: the {o.cov_fraction:g} of the step's tokens with the largest covariance of A and old_logprobs",
-        f"within [{o.cov_low:g}, {o.cov_high:g}]; no gradient from them",
+        f"within [{o.cov_low:g}, {o.cov_high:g}]",
     ]
 
 
@@ -86,34 +99,42 @@ def _kl_cov(o: losses.KLCovOptions) -> list[str]:
 def _topr(o: losses.TOPROptions) -> list[str]:
     return [
         f"loss_t = -A_t logprobs_t where A_t >= 0, -stop_gradient(min(R, {o.max_ratio:g})) A_t logprobs_t elsewhere",
-        "R = exp(sum of log r_t over the sequence); gradient from every trainable token",
+        "R = exp(sum of log r_t over the sequence)",
     ]
 
 
 def _aspo(o: losses.ASPOOptions) -> list[str]:
     return [
-        "loss_t = -keep_t stop_gradient(w_t) A_t logprobs_t",
+        "loss_t = -keep stop_gradient(w_t) A_t logprobs_t",
         f"w_t = min(1 / r_t, {o.max_weight:g}) where A_t > 0, else r_t",
-        f"keep_t = not (A_t > 0, r_t > {1 + o.eps_clip_high:g} or A_t < 0, r_t < {1 - o.eps_clip:g})",
+        f"keep = not ({_outside(o)})",
     ]
 
 
 POLICY_LOSSES: dict[str, Binding] = {
-    "ppo_clip": bind(losses.PPOClipOptions, loss_ops.ppo_clip, _ppo),
+    "ppo_clip": bind(losses.PPOClipOptions, loss_ops.ppo_clip, _ppo, no_gradient_where=_ppo_outside),
     "cispo": bind(losses.CISPOOptions, loss_ops.cispo, _cispo),
-    "gspo": bind(losses.GSPOOptions, loss_ops.gspo, _gspo),
-    "gspo_token": bind(losses.GSPOTokenOptions, loss_ops.gspo_token, _gspo),
-    "gmpo": bind(losses.GMPOOptions, loss_ops.gmpo, _gmpo),
+    "gspo": bind(losses.GSPOOptions, loss_ops.gspo, _gspo, no_gradient_where=lambda o: _outside(o, "s")),
+    "gspo_token": bind(
+        losses.GSPOTokenOptions, loss_ops.gspo_token, _gspo, no_gradient_where=lambda o: _outside(o, "s")
+    ),
+    "gmpo": bind(losses.GMPOOptions, loss_ops.gmpo, _gmpo, no_gradient_where=_gmpo_outside),
     "sapo": bind(losses.SAPOOptions, loss_ops.sapo, _sapo),
     "reinforce": bind(losses.ReinforceOptions, loss_ops.reinforce, lambda o: ["loss_t = -A_t logprobs_t"]),
     "importance_sampling": bind(
         losses.ImportanceSamplingOptions, loss_ops.importance_sampling, lambda o: ["loss_t = -A_t r_t"]
     ),
-    "dppo": bind(losses.DPPOOptions, loss_ops.dppo, _dppo),
-    "clip_cov": bind(losses.ClipCovOptions, loss_ops.clip_cov, _clip_cov, loss_ops.covariances_in_band),
+    "dppo": bind(losses.DPPOOptions, loss_ops.dppo, _dppo, no_gradient_where=_dppo_outside),
+    "clip_cov": bind(
+        losses.ClipCovOptions,
+        loss_ops.clip_cov,
+        _clip_cov,
+        loss_ops.covariances_in_band,
+        lambda o: f"{_outside(o)} or selected",
+    ),
     "kl_cov": bind(losses.KLCovOptions, loss_ops.kl_cov, _kl_cov, loss_ops.largest_covariances),
     "topr": bind(losses.TOPROptions, loss_ops.topr, _topr),
-    "aspo": bind(losses.ASPOOptions, loss_ops.aspo, _aspo),
+    "aspo": bind(losses.ASPOOptions, loss_ops.aspo, _aspo, no_gradient_where=_outside),
 }
 
 

@@ -30,6 +30,10 @@ class _FileOptions(_PromptOptions):
     metadata_key: str = Field(
         default="metadata", description="Column of anything else a scorer may want; may be absent."
     )
+    source_key: str = Field(
+        default="source",
+        description="Column that names where a row comes from; each source has a reward metric of its own. May be absent.",
+    )
 
 
 class JSONLOptions(_FileOptions):

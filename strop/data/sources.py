@@ -27,6 +27,7 @@ class _RawPrompt:
     prompt: Any
     label: Any
     metadata: dict[str, Any]
+    source: str | None = None
 
 
 def load_prompts(
@@ -60,7 +61,7 @@ def load_prompts(
         text, tokens = encode_prompt(
             tokenizer, given.prompt, chat=options.chat, system_prompt=options.system_prompt, where=given.where
         )
-        prompts.append(Prompt(number, tokens, text, label=given.label, metadata=given.metadata))
+        prompts.append(Prompt(number, tokens, text, given.label, given.source, given.metadata))
     return LoadedPrompts(tuple(prompts), num_skipped)
 
 
@@ -72,7 +73,10 @@ def _from_rows(rows: Sequence[Row], options: JSONLOptions | ParquetOptions) -> I
         if not isinstance(metadata, dict | None):
             kind = type(metadata).__name__
             raise DataError(f"{row.where}: {options.metadata_key!r} (data.metadata_key) must be an object, got {kind}.")
-        yield _RawPrompt(row.where, prompt, row.values.get(options.label_key), metadata or {})
+        source = row.values.get(options.source_key)
+        if not isinstance(source, str | None) or source == "":
+            raise DataError(f"{row.where}: {options.source_key!r} (data.source_key) must be a name, got {source!r}.")
+        yield _RawPrompt(row.where, prompt, row.values.get(options.label_key), metadata or {}, source)
 
 
 def _check_label(given: _RawPrompt, check: Callable[[Any], object] | None) -> None:
@@ -86,7 +90,7 @@ def _check_label(given: _RawPrompt, check: Callable[[Any], object] | None) -> No
 def _check_named_columns(rows: Sequence[Row], options: JSONLOptions | ParquetOptions) -> None:
     """A column may be absent, but one that somebody named and no row has is a slip."""
     there = dict.fromkeys(key for row in rows for key in row.values)
-    for name in ("label_key", "metadata_key"):
+    for name in ("label_key", "metadata_key", "source_key"):
         key = getattr(options, name)
         if key != type(options).model_fields[name].default and key not in there:
             raise DataError(
@@ -101,7 +105,7 @@ def _from_reasoning_gym(options: ReasoningGymOptions) -> Iterator[_RawPrompt]:
     for number in range(min(options.size, options.max_prompts or options.size)):
         entry = dataset[number]
         where = f"reasoning-gym {options.name}, task {number}"
-        yield _RawPrompt(where, entry["question"], entry["answer"], {**source, "entry": entry})
+        yield _RawPrompt(where, entry["question"], entry["answer"], {**source, "entry": entry}, options.name)
 
 
 def _reasoning_gym_dataset(options: ReasoningGymOptions) -> Any:

@@ -26,6 +26,7 @@ class Score:
     truncated: float
     num_prompts: int
     num_excluded: int
+    reward_of: dict[str, float]  # by source, where the data names sources
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,7 @@ class Evaluation:
                 f"eval/{name}_response_tokens": score.response_tokens,
                 f"eval/{name}_truncated": score.truncated,
             }
+            flat |= {f"eval/{name}_reward/of/{source}": reward for source, reward in score.reward_of.items()}
         return flat
 
 
@@ -91,13 +93,19 @@ async def answer_all(
 
 def _score(rollouts: Sequence[Rollout]) -> Score:
     by_prompt: dict[int, list[float]] = {}
+    sources = {r.prompt.row: r.prompt.source for r in rollouts}
     for r in rollouts:
         if r.reward is not None:
             by_prompt.setdefault(r.prompt.row, []).append(r.reward)
-    means = [sum(rewards) / len(rewards) for rewards in by_prompt.values()]
+    means = {row: sum(rewards) / len(rewards) for row, rewards in by_prompt.items()}
+    by_source: dict[str, list[float]] = {}
+    for row, mean in means.items():
+        source = sources[row]
+        if source is not None:
+            by_source.setdefault(source, []).append(mean)
     count = len(means)
-    mean = sum(means) / count if count else math.nan
-    variance = sum((m - mean) ** 2 for m in means) / (count - 1) if count > 1 else 0.0
+    mean = sum(means.values()) / count if count else math.nan
+    variance = sum((m - mean) ** 2 for m in means.values()) / (count - 1) if count > 1 else 0.0
     return Score(
         reward=mean,
         margin=1.96 * math.sqrt(variance / count) if count else math.nan,
@@ -105,4 +113,5 @@ def _score(rollouts: Sequence[Rollout]) -> Score:
         truncated=sum(r.finish_reason == "length" for r in rollouts) / max(len(rollouts), 1),
         num_prompts=count,
         num_excluded=sum(r.reward is None for r in rollouts),
+        reward_of={source: sum(found) / len(found) for source, found in sorted(by_source.items())},
     )

@@ -18,7 +18,7 @@ import torch
 from strop.algorithms import ADVANTAGES, CORRECTIONS, POLICY_LOSSES, PolicyObjective
 from strop.config import AlgorithmOptions, TrainConfig, make_config, tree
 from strop.runtime.audit.variations import lower_bound
-from strop.runtime.loop import learn, weigh
+from strop.runtime.learning import learn, weigh
 from strop.trainers import TorchTrainer
 from strop.types import ConfigError, Prompt, Rollout, merge_metrics
 

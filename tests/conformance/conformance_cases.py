@@ -15,7 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from strop.algorithms import CORRECTIONS, POLICY_LOSSES, PolicyObjective
 from strop.config import AlgorithmOptions, TrainConfig, make_config
 from strop.data import build_batch
-from strop.runtime.loop import prepare_update
+from strop.runtime.learning import prepare_update
 from strop.trainers import TorchTrainer
 from strop.types import ConfigError, Prompt, Rollout
 

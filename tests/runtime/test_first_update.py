@@ -10,7 +10,7 @@ from trainers.made_batches import make_rollout, make_trainer, random_rows
 
 from strop.algorithms import PolicyObjective
 from strop.config import TrainConfig, make_config
-from strop.runtime.loop import learn, weigh
+from strop.runtime.learning import learn, weigh
 
 
 def updates_of(algorithm, layout, *, truncated=()):

@@ -12,7 +12,8 @@ from trainers.made_batches import make_rollout, make_trainer, random_rows
 
 from strop.algorithms import PolicyObjective
 from strop.config import TrainConfig, make_config
-from strop.runtime.loop import _rollout_metrics, learn, weigh
+from strop.runtime.collect import _rollout_metrics
+from strop.runtime.learning import learn, weigh
 
 
 @pytest.fixture(scope="module")

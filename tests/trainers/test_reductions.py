@@ -22,7 +22,7 @@ from made_batches import (
 
 from strop.config import TrainConfig
 from strop.data import build_batch
-from strop.runtime.loop import learn, weigh
+from strop.runtime.learning import learn, weigh
 
 P, Q = ([0], [1]), ([1], [2, 2, 0])  # case 5: one token of loss 4, three of loss 1
 # token_mean (4 + 3) / 4; sequence_mean (4 + 1) / 2; constant_length (4 + 3) / (2 x 8)

@@ -10,7 +10,7 @@ from typing import Any
 from strop.config import TrainConfig
 from strop.config.tree import leaves, values
 from strop.runtime.audit.probe import Outcome, probe, probe_scorer
-from strop.runtime.audit.workshop import write_prompts
+from strop.runtime.audit.workshop import COLUMNS, write_prompts
 
 NUM_STEPS = 4
 Values = dict[str, Any]  # path of an option to its value
@@ -117,6 +117,6 @@ def _steps(config: TrainConfig, now: Values) -> Values:
 def _prompts(now: Values, table: str, folder: Path, *, broken: bool = False) -> Path:
     ending = "parquet" if now[f"{table}.kind"] == "parquet" else "jsonl"
     path = folder / f"{table}{'-broken' if broken else ''}.{ending}"
-    columns = {name: now[f"{table}.{name}"] for name in ("prompt_key", "label_key", "metadata_key")}
+    columns = {name: now[f"{table}.{name}"] for name in COLUMNS}
     write_prompts(path, columns, num_rows=6 if table == "eval.data" else 24, broken=broken)
     return path

@@ -15,6 +15,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.utils import logging
 
+COLUMNS = ("prompt_key", "label_key", "metadata_key", "source_key")
 CHARACTERS = "0123456789 .-+="
 _TEMPLATE = "{% for m in messages %}{{ m['role'][0] }}{{ m['content'] }}{% endfor %}"
 _OWN_CODE = """
@@ -65,7 +66,7 @@ def write_workshop(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     _write_model(folder / "model")
     (folder / "scorer.py").write_text(_SCORER)
-    columns = {name: name.removesuffix("_key") for name in ("prompt_key", "label_key", "metadata_key")}
+    columns = {name: name.removesuffix("_key") for name in COLUMNS}
     for table, kind in product(("data", "eval.data"), ("jsonl", "parquet")):
         write_prompts(folder / f"{table}.{kind}", columns, num_rows=6)
 
@@ -78,7 +79,12 @@ def write_prompts(path: Path, columns: dict[str, str], *, num_rows: int, broken:
         a, b = rng.randrange(10), rng.randrange(10)
         label = rng.choice([str(a + b), f" {a}", str(b)])
         rows.append(
-            {columns["prompt_key"]: f"{a}+{b}=", columns["label_key"]: label, columns["metadata_key"]: {"a": a}}
+            {
+                columns["prompt_key"]: f"{a}+{b}=",
+                columns["label_key"]: label,
+                columns["metadata_key"]: {"a": a},
+                columns["source_key"]: "even" if a % 2 == 0 else "odd",
+            }
         )
     if path.suffix == ".parquet":
         import pyarrow
