@@ -22,6 +22,14 @@ class Idle(NamedTuple):
     reason: str
 
 
+class Derived(NamedTuple):
+    """What an option stands for that was left to follow from another one."""
+
+    key: str
+    value: Any
+    source: str  # the option, or what else it follows from
+
+
 class Options(BaseModel):
     """Frozen, typed, and closed: unknown keys are errors. "none" in a file or on the command line means None; true and
     false are no numbers, and neither is a number infinite unless its field says so."""
@@ -60,6 +68,10 @@ class Options(BaseModel):
 
     def idle(self) -> Iterator[Idle]:
         """Options of this class that cannot act as the others are set."""
+        yield from ()
+
+    def derived(self) -> Iterator[Derived]:
+        """What the options stand for that are left to follow from others."""
         yield from ()
 
     def warnings(self) -> Iterator[str]:

@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from strop.config.base import Options, Problem
+from strop.config.base import Derived, Options, Problem
 
 
 class PolicyLossBase(Options):
@@ -29,6 +29,11 @@ class PolicyLossBase(Options):
         return [name for name in self.acts_through_ratio if name != self.caps_a_weight or vars(self)[name] >= 1]
 
 
+def _as_low(eps_clip_high: float | None, eps_clip: float) -> Iterator[Derived]:
+    if eps_clip_high is None:
+        yield Derived("eps_clip_high", eps_clip, "eps_clip")
+
+
 class PPOClipOptions(PolicyLossBase):
     """PPO's clipped surrogate, with dual clip."""
 
@@ -43,6 +48,9 @@ class PPOClipOptions(PolicyLossBase):
         gt=1,
         description="Dual clip: cap on the ratio where the advantage is negative; none means no cap.",
     )
+
+    def derived(self) -> Iterator[Derived]:
+        yield from _as_low(self.eps_clip_high, self.eps_clip)
 
     def problems(self) -> Iterator[Problem]:
         high = self.eps_clip if self.eps_clip_high is None else self.eps_clip_high
@@ -146,6 +154,14 @@ class DPPOOptions(PolicyLossBase):
     )
     max_ratio: float = Field(default=20.0, gt=0, description="Where the importance weight is cut.")
 
+    def derived(self) -> Iterator[Derived]:
+        low = self.max_divergence
+        if low is None:
+            low = {"tv": 0.15, "kl": 0.05}[self.divergence]
+            yield Derived("max_divergence", low, f"divergence = {self.divergence}")
+        if self.max_divergence_high is None:
+            yield Derived("max_divergence_high", low, "max_divergence")
+
     def problems(self) -> Iterator[Problem]:
         bounds = {"max_divergence": self.max_divergence, "max_divergence_high": self.max_divergence_high}
         for name, value in bounds.items():
@@ -169,6 +185,9 @@ class ClipCovOptions(PolicyLossBase):
     )
     cov_low: float = Field(default=1.0, description="Lower bound of the covariances that may be left out.")
     cov_high: float = Field(default=5.0, description="Upper bound of the covariances that may be left out.")
+
+    def derived(self) -> Iterator[Derived]:
+        yield from _as_low(self.eps_clip_high, self.eps_clip)
 
     def problems(self) -> Iterator[Problem]:
         if self.cov_low > self.cov_high:

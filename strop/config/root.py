@@ -10,7 +10,7 @@ from pydantic import Field, PrivateAttr
 
 from strop.config.advantage import NEEDS_GROUP
 from strop.config.algorithm import AlgorithmOptions
-from strop.config.base import Options, Problem
+from strop.config.base import Derived, Options, Problem
 from strop.config.data import DataOptions, DemonstrationOptions
 from strop.config.sampling import EvalOptions, RewardOptions, RolloutOptions
 from strop.config.training import (
@@ -22,6 +22,7 @@ from strop.config.training import (
     TorchTrainerOptions,
     TrainRunOptions,
 )
+from strop.config.tree import walk
 
 
 class RootConfig(Options):
@@ -38,6 +39,22 @@ class RootConfig(Options):
     def origins(self) -> dict[str, str]:
         """Path of an option to where its value was set; what is not in it is a default."""
         return self._origins
+
+    def origin(self, path: str) -> str:
+        """Where the value of an option was set; of a free table, where its entries were."""
+        if path in self._origins:
+            return self._origins[path]
+        below = dict.fromkeys(origin for p, origin in self._origins.items() if p.startswith(f"{path}."))
+        return " and ".join(below) or "default"
+
+    def all_derived(self) -> dict[str, Derived]:
+        """Path of an option to what it stands for, where that follows from another."""
+        tables = ((f"{prefix}." if prefix else "", table) for prefix, table in walk(self))
+        return {dot + found.key: found for dot, table in tables for found in table.derived()}
+
+    def derived(self) -> Iterator[Derived]:
+        if str(self.folder) != self.run.folder:  # type: ignore[attr-defined]
+            yield Derived("run.folder", str(self.folder), "the config file's name")
 
     @property
     def folder(self) -> Path:
@@ -69,6 +86,14 @@ class TrainConfig(RootConfig):
     @property
     def num_optimizer_steps(self) -> int:
         return self.run.num_steps * self.algorithm.updates_per_batch
+
+    def derived(self) -> Iterator[Derived]:
+        yield from super().derived()
+        if self.guards.max_logprob_gap is None:
+            yield Derived("guards.max_logprob_gap", self.max_logprob_gap, f"model.dtype = {self.model.dtype}")
+        if self.eval.data is not None and self.eval.max_response_tokens is None:
+            limit = self.rollout.max_response_tokens
+            yield Derived("eval.max_response_tokens", limit, "rollout.max_response_tokens")
 
     def problems(self) -> Iterator[Problem]:
         prompts, updates = self.rollout.prompts_per_step, self.algorithm.updates_per_batch

@@ -14,6 +14,7 @@ from rich.padding import Padding
 from rich.table import Table
 
 from strop.config import SFTConfig, TrainConfig
+from strop.config.render import said_of
 from strop.config.tree import described, values
 from strop.types import Rollout
 
@@ -27,10 +28,12 @@ def print_options(config: TrainConfig | SFTConfig) -> None:
         table.add_column(title, overflow="fold")
     if with_meaning:
         table.add_column("meaning", overflow="fold")
+    derived = config.all_derived()
     for path, value in values(config).items():
-        origin = config.origins.get(path, "default")
-        style = "dim" if origin == "default" else "bold"
+        origin, style = config.origin(path), "dim" if config.origin(path) == "default" else "bold"
         shown = "none" if value is None else str(value)
+        if path in derived:
+            shown, origin = str(derived[path].value), f"derived from {derived[path].source}"
         meaning = [f"[dim]{escape(described(config, path))}[/dim]"] if with_meaning else []
         table.add_row(path, f"[{style}]{escape(shown)}[/{style}]", escape(origin), *meaning)
     console.print(table)
@@ -124,4 +127,4 @@ def _with_origin(config: TrainConfig | SFTConfig, now: Mapping[str, Any], path: 
     if path not in now:
         return "[dim]not an option here[/dim]"
     value = "none" if now[path] is None else str(now[path])
-    return f"{escape(value)} [dim]({escape(config.origins.get(path, 'default'))})[/dim]"
+    return f"{escape(value)} [dim]({escape(said_of(config, path))})[/dim]"

@@ -76,7 +76,7 @@ class _Runs:
         """Try other values of one option, in one scenario after the other, until something moves."""
         base = self._variant(SCENARIOS[0], path, {})
         value, own = tree.values(base)[path], tree.values(self.config)[path]
-        found = Finding(path, own, self.config.origins.get(path, "default"), "one value")
+        found = Finding(path, own, self.config.origin(path), "one value")
         allowed = []
         for other in self._others(base, path, value):
             try:

@@ -1,0 +1,66 @@
+"""Where each value comes from: also of free tables, and of options that stand for another value."""
+
+import pytest
+
+from strop.algorithms.variants import loss_ops
+from strop.config import TrainConfig, make_config, to_toml
+from strop.config.policy_loss import DPPOOptions
+
+VALID = {"model": {"path": "m"}, "data": {"kind": "jsonl", "path": "d"}, "reward": {"kind": "exact"}}
+
+
+def _config(overrides=None, **tables):
+    return make_config(TrainConfig, VALID | tables, overrides or {}, file="first.toml")
+
+
+def test_a_free_table_comes_from_where_its_entries_were_set():
+    data = {"kind": "reasoning_gym", "name": "chain_sum", "options": {"min_terms": 2}}
+    reward = {"kind": "dataset"}
+    assert _config(data=data, reward=reward).origin("data.options") == "first.toml"
+    more = _config({"data.options.max_terms": 3}, data=data, reward=reward)
+    assert more.origin("data.options") == "first.toml and command line"
+    assert _config(data={**data, "options": {}}, reward=reward).origin("data.options") == "default"
+
+
+@pytest.mark.parametrize(
+    "tables, path, value, source",
+    [
+        ({}, "run.folder", "runs/first", "the config file's name"),
+        ({}, "guards.max_logprob_gap", 1e-3, "model.dtype = float32"),
+        ({"model": {"path": "m", "dtype": "bfloat16"}}, "guards.max_logprob_gap", 0.1, "model.dtype = bfloat16"),
+        (
+            {"eval": {"data": {"kind": "jsonl", "path": "d"}}, "rollout": {"max_response_tokens": 77}},
+            "eval.max_response_tokens",
+            77,
+            "rollout.max_response_tokens",
+        ),
+        (
+            {"algorithm": {"updates_per_batch": 2, "policy_loss": {"kind": "ppo_clip", "eps_clip": 0.3}}},
+            "algorithm.policy_loss.eps_clip_high",
+            0.3,
+            "eps_clip",
+        ),
+    ],
+)
+def test_an_option_that_follows_from_another_is_derived_with_its_value(tables, path, value, source):
+    found = _config(**tables).all_derived()[path]
+    assert (found.value, found.source) == (value, source)
+
+
+def test_what_was_set_is_not_derived():
+    algorithm = {"updates_per_batch": 2, "policy_loss": {"kind": "ppo_clip", "eps_clip": 0.3, "eps_clip_high": 0.4}}
+    config = _config(algorithm=algorithm, guards={"max_logprob_gap": 1.0}, run={"folder": "x"})
+    assert config.all_derived() == {}
+
+
+@pytest.mark.parametrize("divergence", ["tv", "kl"])
+def test_the_bound_that_dppo_derives_is_the_one_that_the_loss_takes(divergence):
+    found = {d.key: d.value for d in DPPOOptions(divergence=divergence).derived()}
+    bound = loss_ops.DEFAULT_MAX_DIVERGENCE[divergence]
+    assert found == {"max_divergence": bound, "max_divergence_high": bound}
+
+
+def test_the_run_folders_config_says_what_an_option_was_derived_to():
+    text = to_toml(_config(algorithm={"updates_per_batch": 2, "policy_loss": {"kind": "ppo_clip", "eps_clip": 0.3}}))
+    assert 'eps_clip_high = "none" # default; derived: 0.3, from eps_clip' in text
+    assert 'folder = "runs/first" # default; derived: runs/first, from the config file\'s name' in text
