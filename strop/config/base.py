@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple, get_args
+from typing import Any, ClassVar, NamedTuple, get_args
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
@@ -33,6 +33,8 @@ class Derived(NamedTuple):
 class Options(BaseModel):
     """Frozen, typed, and closed: unknown keys are errors. "none" in a file or on the command line means None; true and
     false are no numbers, and neither is a number infinite unless its field says so."""
+
+    why_not: ClassVar[dict[str, str]] = {}  # option of another kind of the table: why this kind has none
 
     model_config = ConfigDict(
         frozen=True,

@@ -12,9 +12,11 @@ from pydantic import ValidationError
 
 from strop.config import tree
 from strop.config.base import Options
+from strop.config.lines import Sources
 from strop.config.messages import describe
 from strop.config.overrides import nest
 from strop.config.presets import PRESETS
+from strop.config.repair import speaks_of, without_problems
 from strop.config.root import RootConfig, SFTConfig, TrainConfig
 from strop.types import ConfigError
 
@@ -48,9 +50,9 @@ def load_config(path: str | Path, overrides: Mapping[str, Any] | None = None, *,
         ConfigError: with every problem found, one a line.
     """
     path = Path(path)
-    root, file_values = ROOTS[command], read_toml(path)
+    root, (file_values, text) = ROOTS[command], read_toml(path)
     try:
-        return make_config(root, file_values, overrides or {}, file=str(path), is_eval=command == "eval")
+        return make_config(root, file_values, overrides or {}, file=str(path), text=text, is_eval=command == "eval")
     except ConfigError:
         telling = _option_of_the_other(root, file_values)
         if telling is None:
@@ -77,11 +79,11 @@ def _option_of_the_other(root: type[RootConfig], file_values: dict[str, Any]) ->
     return next((path for path in given if path in theirs - ours), None)
 
 
-def read_toml(path: Path) -> dict[str, Any]:
-    """A TOML file as a dict; every way in which that can fail names the file."""
+def read_toml(path: Path) -> tuple[dict[str, Any], str]:
+    """A TOML file as values and as text; every way in which that can fail names the file."""
     try:
         text = path.read_bytes().decode("utf-8-sig")
-        return tomllib.loads(text)
+        return tomllib.loads(text), text
     except FileNotFoundError:
         raise ConfigError(f"{path}: there is no such config file.") from None
     except (OSError, UnicodeDecodeError) as error:
@@ -98,10 +100,11 @@ def make_config(
     overrides: Mapping[str, Any],
     *,
     file: str,
+    text: str = "",
     is_eval: bool = False,
 ) -> Config:
-    """The config that a file's values and overrides give, or one ConfigError with all problems. With is_eval, short names
-    are those of `strop eval`."""
+    """The config that a file's values and overrides give, or one ConfigError with all problems; `text` is the file's, for
+    lines and columns in messages. With is_eval, short names are those of `strop eval`."""
     _refuse_endless_numbers(file_values, file)
     given, problems = nest(root, overrides, is_eval=is_eval)
     _refuse_endless_numbers(given, "command line")
@@ -112,13 +115,18 @@ def make_config(
         if isinstance(preset, str) and preset in PRESETS:
             layers[0] = (f"preset {preset}", {"algorithm": PRESETS[preset][1]})
     merged, origins = _merge(root, layers)
+    sources = Sources(origins, file, text)
     try:
         config = root.model_validate(merged)
     except ValidationError as error:
-        problems += describe(root, error, origins)
-        raise ConfigError("\n".join(problems)) from None
+        problems += describe(root, error, sources)
+        config, taken_out = without_problems(root, merged, error)
+        if config is not None:
+            rules = _rules(config, _unset(layers[0][1], config), sources)
+            problems += [rule for rule in rules if not speaks_of(rule, taken_out)]
+        raise ConfigError("\n".join(dict.fromkeys(problems))) from None
     unset = _unset(layers[0][1], config)
-    problems += _rules(config, unset, origins)
+    problems += _rules(config, unset, sources)
     if is_eval:
         problems += _idle_in_eval(config, unset, origins)
     if problems:
@@ -201,17 +209,17 @@ def _refuse_endless_numbers(values: dict[str, Any], origin: str) -> None:
                 )
 
 
-def _rules(config: Options, unset: dict[str, Any], origins: dict[str, str]) -> list[str]:
+def _rules(config: Options, unset: dict[str, Any], sources: Sources) -> list[str]:
     """Broken rules, and options that were set to something of their own and cannot act."""
-    now = tree.values(config)
+    now, origins = tree.values(config), sources.origins
     found = [
-        f"{path} must be at most {LARGEST_FLOAT:g} in size, got {value:g}: the run computes in float32."
+        f"{path} must be at most {LARGEST_FLOAT:g} in size, got {value:g}: the run computes in float32.{sources.note(path)}"
         for path, value in now.items()
         if isinstance(value, float) and LARGEST_FLOAT < abs(value) < math.inf
     ]
     for prefix, table in tree.walk(config):
         dot = f"{prefix}." if prefix else ""
-        found += [f"{dot}{key} {message}" for key, message in table.problems()]
+        found += [f"{dot}{key} {message}{sources.note(dot + key)}" for key, message in table.problems()]
         for key, reason in table.idle():
             path = dot + key
             if (
@@ -220,7 +228,8 @@ def _rules(config: Options, unset: dict[str, Any], origins: dict[str, str]) -> l
                 and now[path] != unset.get(path)
                 and not origins[path].startswith("preset ")
             ):
-                found.append(f"{path} = {now[path]} {reason}. Leave it out, or change what keeps it from acting.")
+                advice = "Leave it out, or change what keeps it from acting."
+                found.append(f"{path} = {now[path]} {reason}. {advice}{sources.note(path)}")
     return found
 
 

@@ -8,19 +8,19 @@ from pydantic import ValidationError
 
 from strop.config import tree
 from strop.config.base import Options
+from strop.config.lines import Sources
 
 
-def describe(root: type[Options], error: ValidationError, origins: dict[str, str]) -> list[str]:
+def describe(root: type[Options], error: ValidationError, sources: Sources) -> list[str]:
     """One line for each problem."""
     lines = []
     for problem in error.errors(include_url=False):
-        path = _path(root, problem["loc"])
-        origin = f" ({origins[path]})" if path in origins else ""
-        lines.append(_sentence(root, path, dict(problem)) + origin)
+        path = path_of(root, problem["loc"])
+        lines.append(_sentence(root, path, dict(problem)) + sources.note(path))
     return lines
 
 
-def _path(root: type[Options], loc: tuple[int | str, ...]) -> str:
+def path_of(root: type[Options], loc: tuple[int | str, ...]) -> str:
     """The dotted path of an error: pydantic's location without the tags of unions."""
     classes, parts = [root], []
     for part in loc:
@@ -37,7 +37,8 @@ def _path(root: type[Options], loc: tuple[int | str, ...]) -> str:
 def _sentence(root: type[Options], path: str, problem: dict[str, Any]) -> str:
     kind, context = problem["type"], problem.get("ctx", {})
     if kind == "extra_forbidden":
-        return f"{path} is not an option here. {tree.explain_unknown(root, path)}"
+        tag = str(problem["loc"][-2]) if len(problem["loc"]) > 1 else None
+        return f"{path} is not an option here. {tree.explain_unknown(root, path, tag)}"
     if kind == "missing":
         return f"{path} must be given.{_hint(root, path)}"
     if kind == "union_tag_not_found":

@@ -66,6 +66,7 @@ class CISPOOptions(PolicyLossBase):
     """CISPO: the importance weight is clipped under a stop-gradient; every token keeps its gradient."""
 
     acts_through_ratio: ClassVar[tuple[str, ...]] = ("eps_clip", "eps_clip_high")
+    why_not: ClassVar[dict[str, str]] = {"eps_clip_c": "cispo has no lower branch to cap"}
     kind: Literal["cispo"] = "cispo"
     eps_clip: float = Field(
         default=1.0, ge=0, description="Distance of the weight's lower bound from 1; 1.0 means no lower bound."

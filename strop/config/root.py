@@ -116,7 +116,8 @@ class TrainConfig(RootConfig):
                 f"must be below rollout.group_size, got {self.algorithm.advantage.k} and {group_size}. "
                 "With one set of all rollouts every advantage is 0.",
             )
-        yield from _warmup_fits(self.trainer, self.num_optimizer_steps)
+        product = f"run.num_steps = {self.run.num_steps} x algorithm.updates_per_batch = {updates}"
+        yield from _warmup_fits(self.trainer, self.num_optimizer_steps, product)
         if self.reward.kind == "dataset" and self.data.kind != "reasoning_gym":
             yield Problem(
                 "reward.kind",
@@ -153,7 +154,7 @@ class SFTConfig(RootConfig):
         return self.run.num_steps
 
     def problems(self) -> Iterator[Problem]:
-        yield from _warmup_fits(self.trainer, self.num_optimizer_steps)
+        yield from _warmup_fits(self.trainer, self.num_optimizer_steps, f"run.num_steps = {self.run.num_steps}")
 
 
 def _divisors(number: int, most: int = 12) -> list[int]:
@@ -162,9 +163,9 @@ def _divisors(number: int, most: int = 12) -> list[int]:
     return list(islice(small, most))
 
 
-def _warmup_fits(trainer: TorchTrainerOptions, num_optimizer_steps: int) -> Iterator[Problem]:
+def _warmup_fits(trainer: TorchTrainerOptions, num_optimizer_steps: int, product: str) -> Iterator[Problem]:
     if trainer.warmup_steps >= num_optimizer_steps:
         yield Problem(
             "trainer.warmup_steps",
-            f"must be below the run's {num_optimizer_steps} optimizer steps, got {trainer.warmup_steps}.",
+            f"must be below the run's {num_optimizer_steps} optimizer steps ({product}), got {trainer.warmup_steps}.",
         )

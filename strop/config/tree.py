@@ -83,8 +83,9 @@ def _prefixes(path: str) -> Iterator[str]:
     yield from (".".join(parts[: i + 1]) for i in range(len(parts)))
 
 
-def explain_unknown(root: type[Options], path: str) -> str:
-    """What to say of an option that does not exist: where its name is valid, or the nearest that is."""
+def explain_unknown(root: type[Options], path: str, kind: str | None = None) -> str:
+    """What to say of an option that does not exist: where its name is valid, or the nearest that is. `kind`: of the table
+    that it was written in, where tables like that come in several."""
     fixed = path.replace("-", "_")
     if fixed != path and (fixed in paths(root) or fixed in tables(root)):
         return f"Write it with underscores: {fixed}."
@@ -93,7 +94,10 @@ def explain_unknown(root: type[Options], path: str) -> str:
     same_place = [leaf for leaf in owners if leaf.path == fixed]
     if same_place:
         kinds = " or ".join(f'kind = "{leaf.kind}"' for leaf in same_place)
-        return f"{name} belongs to {kinds}."
+        table = fixed.removesuffix(name)
+        own = [leaf.owner for leaf in leaves(root) if leaf.kind == kind and leaf.path.startswith(table)]
+        reason = next((f"; {owner.why_not[name]}" for owner in own if name in owner.why_not), "")
+        return f"{name} belongs to {kinds}{reason}."
     if owners:
         return f"{name} is valid as {' or '.join(dict.fromkeys(leaf.path for leaf in owners))}."
     near = _nearest(root, fixed)

@@ -1,12 +1,12 @@
 """Options in words: what strop help, strop schema and the options page say, made from the tree itself."""
 
 import json
+import tomllib
 
 import jsonschema
 import pytest
 
 from strop.config import SFTConfig, TrainConfig, tree
-from strop.config.load import read_toml
 from strop.config.reference import entries, json_schema, search
 
 ROOTS = [TrainConfig, SFTConfig]
@@ -53,7 +53,7 @@ def test_the_schema_takes_what_the_loader_takes(root, examples):
     jsonschema.Draft202012Validator.check_schema(schema)
     json.dumps(schema)
     for path in examples[root]:
-        jsonschema.validate(read_toml(path), schema, cls=jsonschema.Draft202012Validator)
+        jsonschema.validate(tomllib.loads(path.read_text()), schema, cls=jsonschema.Draft202012Validator)
 
 
 WRONG = [
@@ -68,7 +68,7 @@ WRONG = [
 
 @pytest.mark.parametrize("wrong", WRONG, ids=str)
 def test_the_schema_refuses_what_the_loader_refuses(wrong, examples):
-    values = read_toml(examples[TrainConfig][0])
+    values = tomllib.loads(examples[TrainConfig][0].read_text())
     for table, options in wrong.items():
         values[table] = {**values.get(table, {}), **options}
     with pytest.raises(jsonschema.ValidationError):
@@ -76,13 +76,13 @@ def test_the_schema_refuses_what_the_loader_refuses(wrong, examples):
 
 
 def test_a_table_may_leave_its_kind_to_the_preset(examples):
-    values = read_toml(examples[TrainConfig][0])
+    values = tomllib.loads(examples[TrainConfig][0].read_text())
     values["algorithm"] = {"preset": "gspo", "updates_per_batch": 2, "policy_loss": {"eps_clip": 1e-3}}
     jsonschema.validate(values, json_schema(TrainConfig), cls=jsonschema.Draft202012Validator)
 
 
 def test_none_is_written_as_a_word(examples):
-    values = read_toml(examples[TrainConfig][0])
+    values = tomllib.loads(examples[TrainConfig][0].read_text())
     values["algorithm"]["veto_ratio"] = "none"
     jsonschema.validate(values, json_schema(TrainConfig), cls=jsonschema.Draft202012Validator)
 
