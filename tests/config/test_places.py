@@ -108,6 +108,8 @@ def test_unknown_names_wrong_values_and_broken_rules_are_reported_together_each_
 def test_a_problem_of_a_flag_says_command_line_and_one_of_a_preset_names_it(refusal):
     good = BAD[: BAD.index("[rollout]")]
     assert refusal(good, {"rollout.group_size": 0})[0].endswith("got 0. (command line)")
+    both = good + "[rollout]\ngroup_size = 4\n"
+    assert refusal(both, {"rollout.group_size": 0})[0].endswith("got 0. (command line)")
     text = good + '[algorithm]\npreset = "grpo"\nadvantage = {kind = "rloo", std_eps = 1}\n'
     assert refusal(text)[0].endswith("(run.toml, line 10, column 29)")
 
