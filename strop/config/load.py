@@ -108,12 +108,7 @@ def make_config(
     _refuse_endless_numbers(file_values, file)
     given, problems = nest(root, overrides, is_eval=is_eval)
     _refuse_endless_numbers(given, "command line")
-    layers = [("preset", {}), (file, file_values), ("command line", given)]
-    if root is TrainConfig:
-        above, below = _table(given, "algorithm"), _table(file_values, "algorithm")
-        preset = above["preset"] if "preset" in above else below.get("preset")
-        if isinstance(preset, str) and preset in PRESETS:
-            layers[0] = (f"preset {preset}", {"algorithm": PRESETS[preset][1]})
+    preset, layers = _layers(root, file_values, given, file)
     merged, origins = _merge(root, layers)
     sources = Sources(origins, file, text)
     try:
@@ -122,10 +117,10 @@ def make_config(
         problems += describe(root, error, sources)
         config, taken_out = without_problems(root, merged, error)
         if config is not None:
-            rules = _rules(config, _unset(layers[0][1], config), sources)
+            rules = _rules(config, _unset(preset, config), sources)
             problems += [rule for rule in rules if not speaks_of(rule, taken_out)]
         raise ConfigError("\n".join(dict.fromkeys(problems))) from None
-    unset = _unset(layers[0][1], config)
+    unset = _unset(preset, config)
     problems += _rules(config, unset, sources)
     if is_eval:
         problems += _idle_in_eval(config, unset, origins)
@@ -133,6 +128,21 @@ def make_config(
         raise ConfigError("\n".join(dict.fromkeys(problems)))
     config.remember(origins, name=Path(file).stem)
     return config
+
+
+def _layers(
+    root: type[Options], file_values: dict[str, Any], given: dict[str, Any], file: str
+) -> tuple[dict[str, Any], list[tuple[str, dict[str, Any]]]]:
+    """What the preset sets, and all layers, the lowest first. What is written beside a preset wins over it: a preset of the
+    file lies below the file, one of the command line below the command line and above the file."""
+    layers = [(file, file_values), ("command line", given)]
+    for place, (_, values) in reversed(list(enumerate(layers))) if root is TrainConfig else ():
+        table = _table(values, "algorithm")
+        if "preset" in table:
+            name = table["preset"]
+            preset = {"algorithm": PRESETS[name][1]} if isinstance(name, str) and name in PRESETS else {}
+            return preset, [*layers[:place], (f"preset {name}", preset), *layers[place:]]
+    return {}, layers
 
 
 def _table(values: dict[str, Any], name: str) -> dict[str, Any]:
