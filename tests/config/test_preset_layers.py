@@ -53,5 +53,5 @@ def test_the_command_line_can_take_the_file_s_preset_away():
 
 def test_an_option_of_the_file_that_the_preset_s_loss_has_not_is_refused_not_dropped():
     own = {"updates_per_batch": 4, "policy_loss": {"kind": "ppo_clip", "eps_clip_c": 3.0}}
-    with pytest.raises(ConfigError, match="policy_loss.eps_clip_c is not an option here.*cispo has no lower branch"):
+    with pytest.raises(ConfigError, match=r"policy_loss\.eps_clip_c is not an option here.*cispo has no lower branch"):
         _algorithm(own, {"advantage_estimator": "cispo"})
