@@ -51,7 +51,7 @@ def train(config: Path, resume: bool, flags: tuple[str, ...]) -> None:
     Writes runs/NAME: config.toml, objective.txt, metrics.jsonl, rollouts/, model/ and report.html. Ctrl-C stops between two
     steps and saves (exit code 130); a second one stops at once.
     """
-    loaded = _load(config, flags, "train")
+    loaded = _load(config, flags, "train", runs=True)
     from strop.observe.console import TerminalConsole
     from strop.runtime import train as run
 
@@ -69,7 +69,7 @@ def train(config: Path, resume: bool, flags: tuple[str, ...]) -> None:
 @_with_flags
 def sft(config: Path, flags: tuple[str, ...]) -> None:
     """Fine-tune a model on demonstrations (prompt and response)."""
-    loaded = _load(config, flags, "sft")
+    loaded = _load(config, flags, "sft", runs=True)
     from strop.observe.console import TerminalConsole
     from strop.runtime import sft as run
 
@@ -94,7 +94,7 @@ def eval_(target: Path, show: int, as_json: bool, flags: tuple[str, ...]) -> Non
     """
     config = _config_of(target)
     given = {"model.path": str(target / "model")} if target.is_dir() else {}
-    loaded = _load(config, flags, "eval", given)
+    loaded = _load(config, flags, "eval", given, runs=True)
     from strop.observe.console import TerminalConsole
     from strop.observe.tables import print_evaluation
     from strop.runtime import evaluate
@@ -193,7 +193,7 @@ def import_slime(script: Path, output: Path | None, force: bool) -> None:
     click.echo(f"Wrote {output}. strop explain {output} shows all of it.")
 
 
-@cli.command("help")
+@cli.command("help", context_settings={"ignore_unknown_options": True})
 @click.argument("words", nargs=-1)
 @click.option("--sft", "is_sft", is_flag=True, help="Options of strop sft.")
 def help_(words: tuple[str, ...], is_sft: bool) -> None:
@@ -234,13 +234,20 @@ def _config_of(target: Path) -> Path:
     return target / "config.toml" if target.is_dir() else target
 
 
-def _load(path: Path, flags: tuple[str, ...], command: Any, given: dict[str, Any] | None = None) -> Any:
-    """The config with the flags laid over it; flags win over what the command itself gives."""
+def _load(
+    path: Path, flags: tuple[str, ...], command: Any, given: dict[str, Any] | None = None, *, runs: bool = False
+) -> Any:
+    """The config with the flags laid over it; flags win over what the command itself gives. `runs`: what it names on disk
+    is needed now."""
+    from strop.config.files import check_files
     from strop.config.load import ROOTS, load_config
     from strop.config.overrides import parse_flags
 
     overrides = parse_flags(ROOTS[command], flags, is_eval=command == "eval")
-    return load_config(path, {**(given or {}), **overrides}, command=command)
+    config = load_config(path, {**(given or {}), **overrides}, command=command)
+    if runs:
+        check_files(config, trains=command != "eval")
+    return config
 
 
 def main() -> None:

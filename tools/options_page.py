@@ -17,9 +17,11 @@ ROOT = Path(__file__).parents[1]
 CHINESE = ROOT / "tools/options_zh.toml"
 HEADS = {
     "en": "# Options\n\nEvery option of a config, by table. `strop help WORDS` finds them on the command line;\n"
-    "`strop schema` prints a JSON Schema with which editors complete and check a config.\n",
+    "`strop schema` prints a JSON Schema with which editors complete and check a config.\n"
+    "No number may be above 1e30 in size: runs compute in float32.\n",
     "zh": "# 选项\n\n配置的所有选项,按表排列。命令行上用 `strop help WORDS` 查找;\n"
-    "`strop schema` 打印 JSON Schema,供编辑器补全和检查配置。\n",
+    "`strop schema` 打印 JSON Schema,供编辑器补全和检查配置。\n"
+    "任何数的大小都不得超过 1e30:运行以 float32 计算。\n",
 }
 TITLES = {"en": ("option", "takes", "default", "meaning"), "zh": ("选项", "取值", "默认", "含义")}
 COMMANDS = {"en": "of `{}`", "zh": "`{}` 的选项"}

@@ -37,8 +37,6 @@ def objective_formula(config: TrainConfig) -> str:
                 f"entropy's weight: + {algorithm.entropy_step:g} per batch below {algorithm.entropy_target:g} nats, else - "
                 f"{algorithm.entropy_step:g}, never below 0"
             )
-    if algorithm.whiten_advantages:
-        where.append("A is brought to mean 0 and deviation 1 over the tokens of the batch")
     title = algorithm.policy_loss.kind
     if algorithm.preset:
         changed = ", with changes of yours" if _departs(config) else ""
@@ -49,6 +47,11 @@ def objective_formula(config: TrainConfig) -> str:
         f"  minimise  sum_t w_t [ {' '.join(terms)} ]",
         *(f"  {line}" for line in where),
         *(f"  {line}" for line in ADVANTAGES[algorithm.advantage.kind].formula(algorithm.advantage)),
+        *(
+            ["  then A is brought to mean 0 and deviation 1 over the batch's tokens"]
+            if algorithm.whiten_advantages
+            else []
+        ),
         f"  {_WEIGHTS[algorithm.reduction].format(max_response_tokens=config.rollout.max_response_tokens)}",
         *_ratio_lines(config),
         *support_lines(config),
@@ -93,14 +96,30 @@ def _kl_lines(config: TrainConfig) -> list[str]:
 
 
 def _ratio_lines(config: TrainConfig) -> list[str]:
+    """The ratio, where the formula has one, and what old_logprobs are, where it has them."""
+    algorithm = config.algorithm
     at = "" if config.rollout.temperature == 1 else f", at temperature {config.rollout.temperature:g}"
-    if config.algorithm.old_logprobs == "rollout":
-        return [f"  r_t = exp(logprobs_t - rollout_logprobs_t); the sampler's own log-probabilities{at}"]
-    if config.algorithm.updates_per_batch == 1:
-        return [f"  r_t = exp(logprobs_t - old_logprobs_t) = 1 in value: one update per batch, on fresh samples{at}"]
-    return [
-        f"  r_t = exp(logprobs_t - old_logprobs_t); old_logprobs: the trainer's, before the batch's first update{at}"
-    ]
+    says_ratio = POLICY_LOSSES[algorithm.policy_loss.kind].options.has_ratio or algorithm.kl.unbiased
+    lines = []
+    if says_ratio:
+        moves = "" if algorithm.ratio_moves else " = 1 in value: one update per batch, on fresh samples"
+        lines.append(f"  r_t = exp(logprobs_t - old_logprobs_t){moves}")
+    if algorithm.old_logprobs == "rollout":
+        lines.append(f"  old_logprobs: the sampler's own, rollout_logprobs{at}")
+    elif says_ratio or _compares_with_old(config):
+        when = "before the batch's first update" if algorithm.updates_per_batch > 1 else "before the update"
+        lines.append(f"  old_logprobs: the trainer's, {when}{at}")
+    elif at:
+        lines.append(f"  logprobs{at}")
+    return lines
+
+
+def _compares_with_old(config: TrainConfig) -> bool:
+    """Does something beside the ratio take old_logprobs?"""
+    algorithm = config.algorithm
+    kl_in_reward = algorithm.kl.coef > 0 and algorithm.kl.place == "reward"
+    rejects = algorithm.opsm_delta is not None or algorithm.veto_ratio is not None
+    return kl_in_reward or rejects or algorithm.correction.kind != "none"
 
 
 def _batch_lines(config: TrainConfig) -> list[str]:

@@ -84,7 +84,7 @@ def _clip_cov(o: losses.ClipCovOptions) -> list[str]:
     high = o.eps_clip if o.eps_clip_high is None else o.eps_clip_high
     return [
         f"loss_t = max(-A_t r_t, -A_t clip(r_t, {_band(o.eps_clip, high)})), 0 for the selected tokens",
-        f"selected: the {o.cov_fraction:g} of the step's tokens with the largest covariance of A and old_logprobs",
+        f"selected: the {o.cov_fraction:g} of the step's tokens (at least 1) of the largest covariance of A and old_logprobs",
         f"within [{o.cov_low:g}, {o.cov_high:g}]",
     ]
 
@@ -92,7 +92,7 @@ def _clip_cov(o: losses.ClipCovOptions) -> list[str]:
 def _kl_cov(o: losses.KLCovOptions) -> list[str]:
     return [
         f"loss_t = -A_t r_t + {o.cov_kl_coef:g} |log r_t| for the selected tokens, -A_t r_t for the others",
-        f"selected: the {o.cov_fraction:g} of the step's tokens with the largest covariance of A and old_logprobs",
+        f"selected: the {o.cov_fraction:g} of the step's tokens (at least 1) of the largest covariance of A and old_logprobs",
     ]
 
 

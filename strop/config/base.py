@@ -3,9 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, ClassVar, NamedTuple, get_args
+from typing import Any, ClassVar, Literal, NamedTuple, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, model_validator
+
+
+class FlagText(str):
+    """Text that was given as a flag or in Python, and is read as whatever its option takes; in a file text is text."""
+
+
+class _Refused:
+    """In place of a value that would be taken for something else than it says; no option takes it."""
+
+    def __init__(self, words: str) -> None:
+        self._words = words
+
+    def __repr__(self) -> str:
+        return self._words
 
 
 class Problem(NamedTuple):
@@ -56,13 +70,12 @@ class Options(BaseModel):
     def _word(cls, name: str, value: Any) -> Any:
         if name not in cls.model_fields:
             return value
-        annotation = cls.model_fields[name].annotation
-        types = {annotation, *get_args(annotation)}
+        types = _types(cls.model_fields[name].annotation)
         if isinstance(value, str) and value == "none" and type(None) in types:
             return None
-        if isinstance(value, bool) and bool not in types and types & {int, float}:
-            return str(value).lower()  # refused as text that is no number
-        return value
+        if isinstance(value, list | tuple):
+            return [_as_written(item, types) for item in value]
+        return _as_written(value, types)
 
     def problems(self) -> Iterator[Problem]:
         """Rules that span several fields and are broken."""
@@ -83,3 +96,22 @@ class Options(BaseModel):
     def bound(self) -> dict[str, Any]:
         """The fields as keyword arguments of the function that this class is bound to: all but `kind`."""
         return {name: value for name, value in self if name != "kind"}
+
+
+def _types(annotation: Any) -> set[Any]:
+    """int, float, bool, ... of an annotation, also those within a union or a tuple."""
+    inner = [found for part in get_args(annotation) for found in _types(part)]
+    return {get_origin(annotation) or annotation, *inner}
+
+
+def _as_written(value: Any, types: set[Any]) -> Any:
+    """A value unless it would be converted into one of another type."""
+    if isinstance(value, FlagText):
+        return str(value)
+    if isinstance(value, str) and types & {int, float, bool} and not types & {str, Literal}:
+        return _Refused(f"the text {value!r}")
+    if isinstance(value, bool) and bool not in types and types & {int, float}:
+        return _Refused(str(value).lower())
+    if isinstance(value, int | float) and not isinstance(value, bool) and bool in types:
+        return _Refused(f"the number {value}")
+    return value

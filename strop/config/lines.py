@@ -22,6 +22,9 @@ class Sources(NamedTuple):
         return f" ({layers[-1]}{'' if place is None else f', line {place.line}, column {place.column}'})"
 
 
+_MOST_LINES = 2000  # of a file that is looked through; the work grows with their square
+
+
 class Place(NamedTuple):
     """Of the first character of an option's statement."""
 
@@ -39,7 +42,7 @@ def place_of(text: str, path: str) -> Place | None:
     Place(line=3, column=3)
     """
     lines, start, parts = _lines(text), 0, path.split(".")
-    for end in range(1, len(lines) + 1):
+    for end in range(1, min(len(lines), _MOST_LINES) + 1):
         try:
             values = tomllib.loads("".join(lines[:end]).removeprefix("\ufeff"))
         except (ValueError, RecursionError):
@@ -49,6 +52,19 @@ def place_of(text: str, path: str) -> Place | None:
             return Place(start + 1, _column(line, parts[-1]))
         start = end
     return None
+
+
+def broken_statement(text: str) -> Place:
+    """Where the first statement begins from which on a file is no TOML."""
+    lines, start = _lines(text), 0
+    for end in range(1, min(len(lines), _MOST_LINES) + 1):
+        try:
+            tomllib.loads("".join(lines[:end]))
+            start = end
+        except (ValueError, RecursionError):
+            continue
+    line = lines[min(start, len(lines) - 1)]
+    return Place(start + 1, len(line) - len(line.lstrip()) + 1)
 
 
 def _lines(text: str) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -16,8 +15,10 @@ from strop.config.lines import Sources
 from strop.config.messages import describe
 from strop.config.overrides import nest
 from strop.config.presets import PRESETS
+from strop.config.render import recorded_origins
 from strop.config.repair import speaks_of, without_problems
 from strop.config.root import RootConfig, SFTConfig, TrainConfig
+from strop.config.toml_file import read_toml
 from strop.types import ConfigError
 
 Config = TypeVar("Config", bound=RootConfig)
@@ -52,13 +53,25 @@ def load_config(path: str | Path, overrides: Mapping[str, Any] | None = None, *,
     path = Path(path)
     root, (file_values, text) = ROOTS[command], read_toml(path)
     try:
-        return make_config(root, file_values, overrides or {}, file=str(path), text=text, is_eval=command == "eval")
+        config = make_config(root, file_values, overrides or {}, file=str(path), text=text, is_eval=command == "eval")
     except ConfigError:
         telling = _option_of_the_other(root, file_values)
         if telling is None:
             raise
-    owner, advice = _OTHER_COMMAND[command]
-    raise ConfigError(f"{path} is a config of {owner}: {telling} is an option of it alone. {advice}")
+        owner, advice = _OTHER_COMMAND[command]
+        message = f"{path} is a config of {owner}: {telling} is an option of it alone. {advice}"
+        raise ConfigError(message) from None
+    recorded = recorded_origins(text)
+    if recorded is not None:
+        config.remember(_as_recorded(config.origins, str(path), recorded), name=path.stem)
+    return config
+
+
+def _as_recorded(origins: dict[str, str], file: str, recorded: dict[str, str]) -> dict[str, str]:
+    """The origins of a run's own config: those that the run had, where nothing was laid over them since."""
+    since = {path: origin for path, origin in origins.items() if origin != file}
+    own = {path: origin for path, origin in recorded.items() if origin != "default" and path not in since}
+    return own | since
 
 
 # command -> the other command whose config it may have been given, and what to do then
@@ -77,21 +90,6 @@ def _option_of_the_other(root: type[RootConfig], file_values: dict[str, Any]) ->
     if any(path in ours - theirs for path in given):
         return None
     return next((path for path in given if path in theirs - ours), None)
-
-
-def read_toml(path: Path) -> tuple[dict[str, Any], str]:
-    """A TOML file as values and as text; every way in which that can fail names the file."""
-    try:
-        text = path.read_bytes().decode("utf-8-sig")
-        return tomllib.loads(text), text
-    except FileNotFoundError:
-        raise ConfigError(f"{path}: there is no such config file.") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read as text: {error}.") from None
-    except RecursionError:
-        raise ConfigError(f"{path}: is nested too deeply.") from None
-    except ValueError as error:  # TOMLDecodeError, and numbers of thousands of digits
-        raise ConfigError(f"{path}: is not valid TOML: {error}.") from None
 
 
 def make_config(

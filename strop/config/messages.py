@@ -10,6 +10,15 @@ from strop.config import tree
 from strop.config.base import Options
 from strop.config.lines import Sources
 
+_TYPES = {
+    "int_type": "a whole number",
+    "int_parsing": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "float_parsing": "a number",
+    "string_type": "text",
+}
+
 
 def describe(root: type[Options], error: ValidationError, sources: Sources) -> list[str]:
     """One line for each problem."""
@@ -48,18 +57,24 @@ def _sentence(root: type[Options], path: str, problem: dict[str, Any]) -> str:
     rule = problem["msg"].removeprefix("Input should be ").replace("'", "")
     if kind == "literal_error":
         rule = "one of " + context["expected"].replace("'", "").replace(" or ", ", ")
+    if kind in ("tuple_type", "list_type"):
+        rule = "a list such as [1, 2]"
+    if kind in ("bool_type", "bool_parsing"):
+        rule = "true or false"
+    if kind in _TYPES:
+        rule = _TYPES[kind]
     if kind in ("model_type", "model_attributes_type", "dict_type"):
         rule = "a table"
     return f"{path} must be {rule}, got {problem['input']!r}."
 
 
 def _kinds(root: type[Options], path: str) -> str:
-    return ", ".join(dict.fromkeys(str(leaf.kind) for leaf in tree.leaves(root) if leaf.path == f"{path}.kind"))
+    return ", ".join(tree.kinds(root, path))
 
 
 def _hint(root: type[Options], path: str) -> str:
     descriptions = [leaf.field.description for leaf in tree.leaves(root) if leaf.path == path]
     if descriptions and descriptions[0]:
         return f" {descriptions[0]}"
-    kinds = _kinds(root, path)
+    kinds = " or ".join(f'"{kind}"' for kind in tree.kinds(root, path))
     return f" Add a table [{path}]" + (f" with kind = {kinds}." if kinds else ".") if path in tree.tables(root) else ""

@@ -13,11 +13,21 @@ from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
 from strop.config import tree
-from strop.config.base import Options
+from strop.config.base import FlagText, Options
 from strop.config.presets import ESTIMATOR_FLAG
 from strop.types import ConfigError
 
 _WHOLE_DISTRIBUTION = "training samples from the whole distribution"
+# Flags of single commands, which are easily given to another one.
+_OF_COMMANDS = {
+    "resume": "strop train and strop sft",
+    "json": "strop eval",
+    "show": "strop eval",
+    "diff": "strop explain",
+    "all": "strop audit",
+    "only": "strop audit",
+    "sft": "strop explain, strop audit, strop help and strop schema",
+}
 _WHY_EVAL_ALONE = {"top_p": _WHOLE_DISTRIBUTION, "top_k": _WHOLE_DISTRIBUTION}
 
 
@@ -110,6 +120,8 @@ def nest(
     for name, given_value in overrides.items():
         value = os.fspath(given_value) if isinstance(given_value, os.PathLike) else given_value
         path = resolve(root, name, is_eval=is_eval)
+        if isinstance(value, str) and not _below_free_table(root, path):
+            value = FlagText(value)
         problem = _name_problem(root, name, path, is_eval)
         clash = next((p for p in given if p == path or p.startswith(f"{path}.") or path.startswith(f"{p}.")), None)
         if problem is not None:
@@ -131,6 +143,8 @@ def _name_problem(root: type[Options], name: str, path: str, is_eval: bool) -> s
     if "." not in path and tree.paths_named(root, path):
         reason = _WHY_EVAL_ALONE.get(name, "training has no such option")
         return f"{name} is valid as {' or '.join(tree.paths_named(root, name))}; write the whole path: {reason}."
+    if name in _OF_COMMANDS:
+        return f"--{name} is no option of a config and no flag here: it is one of {_OF_COMMANDS[name]}."
     return f"{name} is not an option. {tree.explain_unknown(root, path)}"
 
 

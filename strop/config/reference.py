@@ -9,7 +9,7 @@ import annotated_types
 from pydantic_core import PydanticUndefined
 
 from strop.config.base import Options
-from strop.config.tree import Leaf, leaves
+from strop.config.tree import Leaf, leaves, variants
 
 
 class Entry(NamedTuple):
@@ -30,13 +30,12 @@ _NOUNS = {int: "whole number", float: "number", bool: "true | false", str: "text
 
 
 def entries(root: type[Options]) -> Iterator[Entry]:
-    """Every option of a tree, in its order. Kinds that name themselves are left out where there is no other."""
+    """Every option of a tree, in its order."""
     unions = {leaf.path for leaf in leaves(root) if leaf.name == "kind" and _kinds(root, leaf) > 1}
     for leaf in leaves(root):
-        if leaf.name != "kind" or leaf.path in unions or len(get_args(leaf.field.annotation)) > 1:
-            kind = leaf.kind if f"{leaf.path.rpartition('.')[0]}.kind" in unions else None
-            text = leaf.field.description or (leaf.owner.__doc__ or "").partition("\n")[0]
-            yield Entry(leaf.path, kind, takes(leaf), _default(leaf), text)
+        kind = leaf.kind if f"{leaf.path.rpartition('.')[0]}.kind" in unions else None
+        text = leaf.field.description or (leaf.owner.__doc__ or "").partition("\n")[0]
+        yield Entry(leaf.path, kind, takes(leaf), _default(leaf), text)
 
 
 def _kinds(root: type[Options], leaf: Leaf) -> int:
@@ -98,7 +97,20 @@ def search(root: type[Options], words: str) -> list[Entry]:
 def json_schema(root: type[Options]) -> dict[str, Any]:
     """JSON Schema of a config file, for completion and checks in an editor. None is written "none" in TOML."""
     schema = _as_in_toml(root.model_json_schema())
+    for owner in tables_without_default_kind(root):
+        schema["$defs"][owner.__name__]["required"] = ["kind", *schema["$defs"][owner.__name__].get("required", ())]
+    for definition in schema["$defs"].values():
+        kind = definition["properties"].get("kind", {})
+        kind.setdefault("description", definition.get("description", "").partition("\n")[0])
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": f"strop {root.__name__}"}
+
+
+def tables_without_default_kind(root: type[Options]) -> list[type[Options]]:
+    """Classes of the unions of which a table must say which kind it is, such as [data] and [reward]."""
+    owners = dict.fromkeys([root, *(leaf.owner for leaf in leaves(root))])
+    fields = [field for owner in owners for field in owner.model_fields.values()]
+    unions = [variants(field.annotation) for field in fields if not isinstance(field.default, Options)]
+    return list(dict.fromkeys(found for union in unions if len(union) > 1 for found in union))
 
 
 def _as_in_toml(part: Any) -> Any:

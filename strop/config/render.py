@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import tomlkit
@@ -9,15 +10,15 @@ import tomlkit
 from strop.config.base import Options
 from strop.config.root import SFTConfig, TrainConfig
 
+_HEADER = "Every option of the run, and where its value comes from. This file can be run again."
+
 
 def to_toml(config: TrainConfig | SFTConfig) -> str:
     """The resolved config. None is written as "none", which loads as None."""
     folder = str(config.folder)  # with {name} put in: run again, this file stands for the same run
     resolved = config.model_copy(update={"run": config.run.model_copy(update={"folder": folder})})
     document = tomlkit.document()
-    document.add(
-        tomlkit.comment("Every option of the run, and where its value comes from. This file can be run again.")
-    )
+    document.add(tomlkit.comment(_HEADER))
     _fill(document, resolved, "", config)
     return tomlkit.dumps(document)
 
@@ -30,12 +31,28 @@ def said_of(config: TrainConfig | SFTConfig, path: str) -> str:
     return f"{config.origin(path)}; derived: {derived.value}, from {derived.source}"
 
 
+def recorded_origins(text: str) -> dict[str, str] | None:
+    """Path to origin, of the options of a file that `to_toml` wrote; None for any other file."""
+    if not text.startswith(f"# {_HEADER}"):
+        return None
+    return dict(_comments(tomlkit.parse(text), ""))
+
+
+def _comments(container: Any, prefix: str) -> Iterator[tuple[str, str]]:
+    for name in container:
+        item = container.item(name)
+        comment = item.trivia.comment.lstrip("# ")
+        if comment:
+            yield prefix + name, comment.partition("; derived: ")[0]
+        else:  # a table of options; a free table has a comment of its own
+            yield from _comments(item.value, f"{prefix}{name}.")
+
+
 def _fill(container: Any, options: Options, prefix: str, config: TrainConfig | SFTConfig) -> None:
     plain = [(name, value) for name, value in options if not isinstance(value, Options)]
     for name, value in plain:
         item = tomlkit.item("none" if value is None else list(value) if isinstance(value, tuple) else value)
-        if not isinstance(value, dict):
-            item.comment(" ".join(said_of(config, prefix + name).split()))
+        item.comment(" ".join(said_of(config, prefix + name).split()))
         container.add(name, item)
     for name, value in options:
         if isinstance(value, Options):

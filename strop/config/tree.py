@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, get_args
 from pydantic.fields import FieldInfo
 
 from strop.config.base import Options
+from strop.config.foreign_names import OPTION_OF
 
 
 class Leaf(NamedTuple):
@@ -101,6 +102,13 @@ def explain_unknown(root: type[Options], path: str, kind: str | None = None) -> 
     if owners:
         return f"{name} is valid as {' or '.join(dict.fromkeys(leaf.path for leaf in owners))}."
     near = _nearest(root, fixed)
+    lower = fixed.lower()
+    if lower != fixed and (lower in paths(root) or paths_named(root, lower)):
+        near = [lower] if lower in paths(root) else paths_named(root, lower)
+    elif OPTION_OF.get(name.lower()) in paths(root):
+        return f"The option for it here is {OPTION_OF[name.lower()]}."
+    elif name.startswith("no_") and paths_named(root, name.removeprefix("no_")):
+        return f"Write {' or '.join(paths_named(root, name.removeprefix('no_')))} with the value false."
     if near:
         return f"The nearest option is {' or '.join(near)}."
     return "strop explain CONFIG (with --sft for one of strop sft) lists all options."

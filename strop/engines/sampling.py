@@ -19,7 +19,7 @@ def uniforms(seeds: np.ndarray, positions: np.ndarray) -> Tensor:
 
 
 def sample(
-    logits: Tensor, uniform: Tensor, *, temperature: Tensor, top_p: Tensor, top_k: Tensor
+    logits: Tensor, uniform: Tensor, *, temperature: Tensor | None = None, tail: tuple[Tensor, Tensor] | None = None
 ) -> tuple[Tensor, Tensor]:
     """Draw a token per row by inverting the cumulative distribution.
 
@@ -30,19 +30,24 @@ def sample(
     Args:
         logits: N x V.
         uniform: N, in [0, 1).
-        temperature, top_p, top_k: N; top_p 1 and top_k 0 keep everything.
+        temperature: N; None means 1 in every row.
+        tail: top_p and top_k, N each, of which 1 and 0 keep everything; None means that every row does.
 
     Returns:
         tokens N int64 and logprobs N float32.
     """
-    greedy = temperature == 0
-    scaled = logits.float() / torch.where(greedy, torch.ones_like(temperature), temperature)[:, None]
-    if bool((top_p < 1).any() | (top_k > 0).any()):
-        scaled = _cut_tail(scaled, top_p, top_k)
+    scaled = logits.float()
+    greedy = None if temperature is None else temperature == 0
+    if temperature is not None and greedy is not None:
+        scaled = scaled / torch.where(greedy, torch.ones_like(temperature), temperature)[:, None]
+    if tail is not None:
+        scaled = _cut_tail(scaled, *tail)
     logprobs = scaled.log_softmax(-1)
     cumulative = logprobs.exp().cumsum(-1)
-    drawn = torch.searchsorted(cumulative, (uniform * cumulative[:, -1])[:, None], right=True).squeeze(-1)
-    tokens = torch.where(greedy, logprobs.argmax(-1), drawn.clamp(max=logits.shape[-1] - 1))
+    tokens = torch.searchsorted(cumulative, (uniform * cumulative[:, -1])[:, None], right=True).squeeze(-1)
+    tokens = tokens.clamp(max=logits.shape[-1] - 1)
+    if greedy is not None:
+        tokens = torch.where(greedy, logprobs.argmax(-1), tokens)
     return tokens, logprobs.gather(-1, tokens[:, None]).squeeze(-1)
 
 

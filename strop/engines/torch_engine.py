@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from strop.engines.choose import choose_decoder
 from strop.engines.decoders import Decoder, max_positions
-from strop.engines.sampling import sample, uniforms
+from strop.engines.slots import Slots
 from strop.types import (
     Completion,
-    FinishReason,
     GenerateRequest,
-    GuardError,
     ModelError,
     StropError,
     UserError,
@@ -40,16 +36,12 @@ class _Job:
     finished: dict[int, Completion] = field(default_factory=dict)
 
 
-@dataclass(eq=False)
-class _Sequence:
-    """One sample that occupies a slot."""
+@dataclass(frozen=True, slots=True)
+class _Sample:
+    """One sample of a request, in a slot."""
 
     job: _Job
     index: int
-    stop_ids: frozenset[int]
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    versions: list[int] = field(default_factory=list)
 
 
 class TorchEngine:
@@ -77,7 +69,8 @@ class TorchEngine:
         self.policy_version = 0
         self.num_sampled_tokens = 0  # since the engine was made, for progress
         self._queue: deque[_Job] = deque()
-        self._active: list[_Sequence] = []  # entry i is in slot i
+        self._active: list[_Sample] = []  # entry i is in slot i
+        self._slots = Slots(max_sequences, self._device)
         self._decoder: Decoder | None = None
         self._width = 0
         self._driver: asyncio.Task[None] | None = None
@@ -166,15 +159,18 @@ class TorchEngine:
     def _advance(self) -> None:
         """One token for every slot: those in flight, and those that a prefill has just filled."""
         self._forget_cancelled()
-        flying = list(self._active)
-        if flying:
+        num_flying = len(self._active)
+        if num_flying:
             assert self._decoder is not None
-            last = torch.tensor([s.tokens[-1] for s in flying])
-            self._take(flying, self._decoder.decode(last))
-        started, logits = self._start_waiting()
-        if started:
-            self._take(started, logits)
+            self._take(slice(0, num_flying), self._decoder.decode(self._slots.last_tokens(num_flying)))
+        logits = self._start_waiting()
+        if logits is not None:
+            self._take(slice(num_flying, len(self._active)), logits)
         self._retire()
+
+    def _take(self, part: slice, logits: Tensor) -> None:
+        self._slots.take(part, logits, self.policy_version)
+        self.num_sampled_tokens += part.stop - part.start
 
     def _forget_cancelled(self) -> None:
         """Nobody waits for a cancelled request: its samples leave."""
@@ -183,11 +179,10 @@ class TorchEngine:
             if self._active[slot].job.done.done():
                 self._free(slot)
 
-    def _start_waiting(self) -> tuple[list[_Sequence], Tensor]:
-        """Move samples from the queue into free slots and read their prompts."""
+    def _start_waiting(self) -> Tensor | None:
+        """Move samples from the queue into free slots, read their prompts, and return the logits of their first tokens."""
         prompts: list[tuple[int, ...]] = []
         slots: list[list[int]] = []
-        started: list[_Sequence] = []
         longest = 0
         self._grow()
         while self._queue and len(self._active) < self.max_sequences:
@@ -196,23 +191,27 @@ class TorchEngine:
             too_much = prompts and longest * (len(prompts) + 1) > MAX_PREFILL_TOKENS
             if too_much or job.request.num_positions > self._width:
                 break
-            group = []
-            while job.waiting and len(self._active) < self.max_sequences:
-                stop_ids = self.stop_token_ids | set(job.request.sampling.stop_token_ids)
-                sequence = _Sequence(job, job.waiting.popleft(), stop_ids)
-                group.append(len(self._active))
-                self._active.append(sequence)
-                started.append(sequence)
             prompts.append(job.request.prompt_tokens)
-            slots.append(group)
+            slots.append(self._fill_slots(job))
             if not job.waiting:
                 self._queue.popleft()
-        if not started:
-            return [], torch.empty(0)
+        if not prompts:
+            return None
         assert self._decoder is not None
         logits = self._decoder.prefill(prompts, slots)
         rows = torch.arange(len(prompts)).repeat_interleave(torch.tensor([len(s) for s in slots]))
-        return started, logits[rows.to(logits.device)]
+        return logits[rows.to(logits.device)]
+
+    def _fill_slots(self, job: _Job) -> list[int]:
+        """As many samples of a request as there are free slots."""
+        group, request = [], job.request
+        while job.waiting and len(self._active) < self.max_sequences:
+            slot, index = len(self._active), job.waiting.popleft()
+            stop_ids = self.stop_token_ids | set(request.sampling.stop_token_ids)
+            self._slots.start(slot, request.seeds[index], request.sampling, stop_ids)
+            self._active.append(_Sample(job, index))
+            group.append(slot)
+        return group
 
     def _grow(self) -> None:
         """A cache as wide as the longest request that waits; made anew only while no slot is in use."""
@@ -224,43 +223,12 @@ class TorchEngine:
         self._width = max(wanted, self._width)
         self._decoder = self._decoder_kind(self.model, num_slots=self.max_sequences, width=self._width)
 
-    def _take(self, sequences: list[_Sequence], logits: Tensor) -> None:
-        """Sample a token for each sequence and write it down."""
-        sampling = [s.job.request.sampling for s in sequences]
-        seeds = np.array([s.job.request.seeds[s.index] for s in sequences], dtype=np.uint64)
-        positions = np.array([len(s.tokens) for s in sequences])
-
-        def column(values: list[float], dtype: torch.dtype) -> Tensor:
-            return torch.tensor(values, dtype=dtype).to(logits.device)
-
-        tokens, logprobs = sample(
-            logits,
-            uniforms(seeds, positions).to(logits.device),
-            temperature=column([o.temperature for o in sampling], torch.float32),
-            top_p=column([o.top_p for o in sampling], torch.float32),
-            top_k=column([o.top_k for o in sampling], torch.int64),
-        )
-        for sequence, token, logprob in zip(sequences, tokens.tolist(), logprobs.tolist(), strict=True):
-            if not math.isfinite(logprob):
-                raise GuardError(
-                    "the engine's logits are not finite: the model is broken, or its last update broke it."
-                )
-            sequence.tokens.append(token)
-            sequence.logprobs.append(logprob)
-            sequence.versions.append(self.policy_version)
-        self.num_sampled_tokens += len(sequences)
-
     def _retire(self) -> None:
         """Hand finished samples over and close the gaps they leave."""
-        for slot in reversed(range(len(self._active))):
-            sequence = self._active[slot]
-            reason = _finish_reason(sequence)
-            if reason is None:
-                continue
-            job = sequence.job
-            job.finished[sequence.index] = Completion(
-                tuple(sequence.tokens), tuple(sequence.logprobs), tuple(sequence.versions), reason
-            )
+        for slot in self._slots.finished(len(self._active)):
+            sample = self._active[slot]
+            job = sample.job
+            job.finished[sample.index] = self._slots.completion(slot)
             self._free(slot)
             if len(job.finished) == len(job.request.seeds):
                 job.done.set_result([job.finished[i] for i in range(len(job.request.seeds))])
@@ -271,12 +239,6 @@ class TorchEngine:
         if slot != last:
             assert self._decoder is not None
             self._decoder.move(last, slot)
+            self._slots.move(last, slot)
             self._active[slot] = self._active[last]
         self._active.pop()
-
-
-def _finish_reason(sequence: _Sequence) -> FinishReason | None:
-    """An end id exactly at the limit is "stop"."""
-    if sequence.tokens[-1] in sequence.stop_ids:
-        return "stop"
-    return "length" if len(sequence.tokens) >= sequence.job.request.sampling.max_response_tokens else None

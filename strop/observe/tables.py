@@ -24,7 +24,8 @@ def print_options(config: TrainConfig | SFTConfig) -> None:
     console = Console(highlight=False)
     with_meaning = console.width >= 120
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("option", "value", "from"):
+    table.add_column("option", no_wrap=True, min_width=max(map(len, values(config))))
+    for title in ("value", "from"):
         table.add_column(title, overflow="fold")
     if with_meaning:
         table.add_column("meaning", overflow="fold")

@@ -164,4 +164,6 @@ def check_length(model: Any, name: str, num_tokens: int, *, option: str = "", ma
     limit = max_positions(model)
     if limit is not None and num_tokens + max_response_tokens > limit:
         more = f" with {option} = {max_response_tokens}" if max_response_tokens else ""
-        raise DataError(f"{name} has {num_tokens} tokens;{more} it does not fit the model's {limit} positions.")
+        left = limit - num_tokens
+        fits = f" {option} may be up to {left}." if option and left > 0 else ""
+        raise DataError(f"{name} has {num_tokens} tokens;{more} it does not fit the model's {limit} positions.{fits}")

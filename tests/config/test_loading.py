@@ -452,12 +452,6 @@ def test_k1_is_taken_where_its_own_gradient_is_not_what_counts(load, flags):
 # ---- the file -------------------------------------------------------------------------------------------------------
 
 
-def test_broken_toml_names_file_and_line(refusal):
-    message = refusal(text='[model]\npath = "m"\n\n[run\nnum_steps = 3\n')
-    assert "run.toml: is not valid TOML" in message
-    assert "line 4" in message
-
-
 @pytest.mark.parametrize(
     "content",
     [

@@ -3,8 +3,9 @@
 import pytest
 
 from strop.algorithms.variants import loss_ops
-from strop.config import TrainConfig, make_config, to_toml
+from strop.config import TrainConfig, load_config, make_config, to_toml
 from strop.config.policy_loss import DPPOOptions
+from strop.config.tree import values
 
 VALID = {"model": {"path": "m"}, "data": {"kind": "jsonl", "path": "d"}, "reward": {"kind": "exact"}}
 
@@ -64,3 +65,26 @@ def test_the_run_folders_config_says_what_an_option_was_derived_to():
     text = to_toml(_config(algorithm={"updates_per_batch": 2, "policy_loss": {"kind": "ppo_clip", "eps_clip": 0.3}}))
     assert 'eps_clip_high = "none" # default; derived: 0.3, from eps_clip' in text
     assert 'folder = "runs/first" # default; derived: runs/first, from the config file\'s name' in text
+
+
+def test_a_run_s_own_config_has_the_origins_that_the_run_had(tmp_path):
+    data = {"kind": "reasoning_gym", "name": "chain_sum", "options": {"min_terms": 2}}
+    tables = {"data": data, "reward": {"kind": "dataset"}, "algorithm": {"preset": "cispo", "updates_per_batch": 2}}
+    first = _config({"algorithm.policy_loss.eps_clip_high": 3.0, "data.options.max_terms": 4}, **tables)
+    path = tmp_path / "config.toml"
+    path.write_text(to_toml(first))
+    again = load_config(path)
+    names = values(first)
+    assert {p: again.origin(p) for p in names} == {p: first.origin(p) for p in names}
+    assert again.origin("data.options") == "first.toml and command line"
+    assert again.origin("algorithm.kl.coef") == "preset cispo"
+    assert again.origin("trainer.lr") == "default"
+    assert to_toml(again) == to_toml(first).replace("; derived: runs/first, from the config file's name", "")
+
+
+def test_what_is_laid_over_a_run_s_own_config_is_said_to_be(tmp_path):
+    path = tmp_path / "config.toml"
+    path.write_text(to_toml(_config(algorithm={"preset": "cispo", "updates_per_batch": 2})))
+    again = load_config(path, {"algorithm.kl.coef": 0.1})
+    assert again.origin("algorithm.kl.coef") == "command line"
+    assert again.origin("algorithm.updates_per_batch") == "first.toml"

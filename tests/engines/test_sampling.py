@@ -21,8 +21,7 @@ def draw(probabilities, uniform, *, temperature=1.0, top_p=1.0, top_k=0):
         torch.tensor(probabilities).log().expand(count, -1),
         torch.as_tensor(uniform, dtype=torch.float32),
         temperature=torch.full((count,), float(temperature)),
-        top_p=torch.full((count,), float(top_p)),
-        top_k=torch.full((count,), top_k),
+        tail=(torch.full((count,), float(top_p)), torch.full((count,), top_k)),
     )
 
 
@@ -118,11 +117,21 @@ def test_every_row_has_settings_of_its_own():
         logits,
         torch.full((4,), 0.9999),
         temperature=torch.tensor([1.0, 0.0, 1.0, 1.0]),
-        top_p=torch.tensor([1.0, 1.0, 0.8, 1.0]),
-        top_k=torch.tensor([0, 0, 0, 3]),
+        tail=(torch.tensor([1.0, 1.0, 0.8, 1.0]), torch.tensor([0, 0, 0, 3])),
     )
     assert tokens.tolist() == [3, 0, 1, 2]
     assert logprobs.tolist() == pytest.approx([-2.995732, -0.693147, -0.980829, -1.845827], abs=1e-5)
+
+
+@seeded
+@given(st.integers(0, 2**31), st.integers(2, 60))
+def test_what_is_left_out_as_1_or_kept_whole_changes_no_bit(seed, vocab):
+    generator = torch.Generator().manual_seed(seed)
+    logits, uniform = torch.randn(3, vocab, generator=generator), torch.rand(3, generator=generator)
+    plain = sample(logits, uniform)
+    said = sample(logits, uniform, temperature=torch.ones(3), tail=(torch.ones(3), torch.zeros(3, dtype=torch.int64)))
+    assert plain[0].tolist() == said[0].tolist()
+    assert plain[1].tolist() == said[1].tolist()
 
 
 def test_a_token_of_probability_zero_is_never_drawn():
@@ -137,8 +146,7 @@ def test_the_largest_uniform_number_draws_a_token_of_the_vocabulary(logits, temp
         torch.tensor([logits]),
         torch.tensor([1 - 2**-22]),
         temperature=torch.tensor([temperature]),
-        top_p=torch.ones(1),
-        top_k=torch.zeros(1, dtype=torch.int64),
+        tail=(torch.ones(1), torch.zeros(1, dtype=torch.int64)),
     )
     assert 0 <= tokens.item() < len(logits)
     assert math.isfinite(logprobs.item())
