@@ -87,3 +87,40 @@ def test_a_preset_that_was_changed_is_not_credited_with_the_change():
     for changed in ({"policy_loss": {"kind": "ppo_clip"}}, {"reduction": "sequence_mean"}, {"kl": {"coef": 0.1}}):
         text = formula(algorithm={"preset": "cispo", **changed})
         assert "(preset cispo, with changes of yours: MiniMax-M1" in text, changed
+
+
+@pytest.mark.parametrize(
+    "algorithm, shown, absent",
+    [
+        # with the sampler's log-probabilities, whatever line says old_logprobs means those
+        (
+            {
+                "old_logprobs": "rollout",
+                "advantage": {"kind": "reinforce_plus_plus"},
+                "kl": {"coef": 0.1, "place": "reward"},
+            },
+            ["d_t = old_logprobs_t - ref_logprobs_t", "old_logprobs: the sampler's own, rollout_logprobs"],
+            "the trainer's",
+        ),
+        ({"preset": "rloo"}, ["loss_t = -A_t logprobs_t"], "r_t"),
+        ({"preset": "rloo", "correction": {"kind": "mask"}}, ["old_logprobs: the trainer's, before the update"], "r_t"),
+        (
+            {"preset": "rloo", "kl": {"coef": 0.1, "unbiased": True}, "updates_per_batch": 2},
+            [
+                "r_t = exp(logprobs_t - old_logprobs_t)\n",
+                "old_logprobs: the trainer's, before the batch's first update",
+            ],
+            "rollout_logprobs",
+        ),
+        ({"preset": "dapo"}, ["r_t = exp(logprobs_t - old_logprobs_t) = 1 in value"], "rollout_logprobs"),
+    ],
+)
+def test_every_letter_of_the_formula_is_said_and_none_that_it_has_not(algorithm, shown, absent):
+    text = formula(algorithm=algorithm)
+    assert [line for line in shown if line not in text] == [], text
+    assert absent not in text
+
+
+def test_whitening_is_said_after_what_it_whitens():
+    text = formula(algorithm={"whiten_advantages": True})
+    assert text.index("A_t = (R") < text.index("then A is brought to mean 0 and deviation 1")

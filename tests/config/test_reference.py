@@ -75,6 +75,20 @@ def test_the_schema_refuses_what_the_loader_refuses(wrong, examples):
         jsonschema.validate(values, json_schema(TrainConfig), cls=jsonschema.Draft202012Validator)
 
 
+@pytest.mark.parametrize("table", [{"data": {"path": "x"}}, {"reward": {}}, {"reward": {"strip": False}}], ids=str)
+def test_a_table_of_no_default_kind_must_name_it_in_the_schema_as_for_the_loader(table, examples):
+    values = {**tomllib.loads(examples[TrainConfig][0].read_text()), **table}
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(values, json_schema(TrainConfig), cls=jsonschema.Draft202012Validator)
+
+
+def test_every_property_of_the_schema_is_described():
+    for root in (TrainConfig, SFTConfig):
+        for name, definition in json_schema(root)["$defs"].items():
+            leaves = {key: value for key, value in definition["properties"].items() if "$ref" not in str(value)}
+            assert [key for key, value in leaves.items() if not value.get("description")] == [], name
+
+
 def test_a_table_may_leave_its_kind_to_the_preset(examples):
     values = tomllib.loads(examples[TrainConfig][0].read_text())
     values["algorithm"] = {"preset": "gspo", "updates_per_batch": 2, "policy_loss": {"eps_clip": 1e-3}}
