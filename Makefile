@@ -6,7 +6,7 @@ SEED ?= 0
 BIN := .venv/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: quickstart test check format lint types docs clean
+.PHONY: quickstart test check format lint types docs bench clean
 
 quickstart: .venv/run.stamp
 	$(BIN)/python examples/quickstart/run.py --seed $(SEED)
@@ -42,6 +42,18 @@ docs: .venv/dev.stamp
 
 .venv/dev.stamp: .venv/run.stamp
 	$(BIN)/python -m pip install --quiet --editable ".[dev,tasks]"
+	@touch $@
+
+# Tables of speed and memory, each as ratios from one run; about an hour. A quiet machine gives better ones.
+bench: .venv/bench.stamp
+	$(BIN)/python benchmarks/grpo_step.py
+	$(if $(MODEL),$(BIN)/python benchmarks/grpo_step.py --model $(MODEL) --repeats 3)
+	$(BIN)/python benchmarks/sampling.py
+	$(BIN)/python benchmarks/head.py
+	$(BIN)/python benchmarks/growth.py
+
+.venv/bench.stamp: .venv/run.stamp
+	$(BIN)/python -m pip install --quiet --editable ".[bench]"
 	@touch $@
 
 clean:
