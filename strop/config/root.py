@@ -187,7 +187,9 @@ class SFTConfig(RootConfig):
         return self.run.num_steps
 
     def problems(self) -> Iterator[Problem]:
-        yield from _warmup_fits("trainer", self.trainer, self.num_optimizer_steps, f"run.num_steps = {self.run.num_steps}")
+        yield from _warmup_fits(
+            "trainer", self.trainer, self.num_optimizer_steps, f"run.num_steps = {self.run.num_steps}"
+        )
 
 
 def _divisors(number: int, most: int = 12) -> list[int]:
