@@ -152,7 +152,8 @@ def test_a_warmup_that_the_policys_steps_cannot_hold_is_refused(small, tmp_path)
     """Three batches of two updates, two of them the critic's alone: two steps of the policy."""
     flags = ("--preset", "ppo", "--only-first-steps", "2", "--trainer.warmup_steps", "2")
     message = refusing(tmp_path)("train", small.train, *flags)
-    assert "trainer.warmup_steps must be below the run's 2 optimizer steps, got 2" in message
+    product = "(run.num_steps = 3 - critic.only_first_steps = 2) x algorithm.updates_per_batch = 2"
+    assert f"trainer.warmup_steps must be below the run's 2 optimizer steps ({product}), got 2" in message
 
 
 def test_a_replaced_run_without_a_critic_keeps_none_of_the_earlier_one(small, tmp_path):
