@@ -3,6 +3,7 @@
 from strop.config.advantage import GroupAdvantageOptions
 from strop.config.algorithm import AlgorithmOptions, KLOptions
 from strop.config.base import Options
+from strop.config.critic import CriticOptions
 from strop.config.data import DataOptions, DemonstrationOptions, JSONLOptions, ParquetOptions, ReasoningGymOptions
 from strop.config.load import load_config, make_config
 from strop.config.policy_loss import CISPOOptions, PPOClipOptions
@@ -10,12 +11,21 @@ from strop.config.presets import PRESETS
 from strop.config.render import to_toml
 from strop.config.root import SFTConfig, TrainConfig
 from strop.config.sampling import EvalOptions, RewardOptions, RolloutOptions
-from strop.config.training import GuardOptions, ModelOptions, RunOptions, TorchEngineOptions, TorchTrainerOptions
+from strop.config.training import (
+    AdamWOptions,
+    GuardOptions,
+    ModelOptions,
+    RunOptions,
+    TorchEngineOptions,
+    TorchTrainerOptions,
+)
 
 __all__ = [
     "PRESETS",
+    "AdamWOptions",
     "AlgorithmOptions",
     "CISPOOptions",
+    "CriticOptions",
     "DataOptions",
     "DemonstrationOptions",
     "EvalOptions",

@@ -8,12 +8,14 @@ from pathlib import Path
 
 from pydantic import Field, PrivateAttr
 
-from strop.config.advantage import NEEDS_GROUP
+from strop.config.advantage import NEEDS_CRITIC, NEEDS_GROUP
 from strop.config.algorithm import AlgorithmOptions
-from strop.config.base import Derived, Options, Problem
+from strop.config.base import Derived, Idle, Options, Problem
+from strop.config.critic import CriticOptions
 from strop.config.data import DataOptions, DemonstrationOptions
 from strop.config.sampling import EvalOptions, RewardOptions, RolloutOptions
 from strop.config.training import (
+    AdamWOptions,
     GuardOptions,
     ModelOptions,
     RunOptions,
@@ -72,6 +74,7 @@ class TrainConfig(RootConfig):
     reward: RewardOptions
     algorithm: AlgorithmOptions = AlgorithmOptions()
     trainer: TorchTrainerOptions = TorchTrainerOptions()
+    critic: CriticOptions = CriticOptions()
     engine: TorchEngineOptions = TorchEngineOptions()
     eval: EvalOptions = EvalOptions()
     guards: GuardOptions = GuardOptions()
@@ -84,7 +87,17 @@ class TrainConfig(RootConfig):
         return 1e-3 if self.model.dtype == "float32" else 0.1
 
     @property
+    def has_critic(self) -> bool:
+        return self.algorithm.advantage.kind in NEEDS_CRITIC
+
+    @property
     def num_optimizer_steps(self) -> int:
+        """Of the policy; in the first batches only the critic may learn."""
+        return (self.run.num_steps - self.critic.only_first_steps) * self.algorithm.updates_per_batch
+
+    @property
+    def num_critic_steps(self) -> int:
+        """Optimizer steps of the critic."""
         return self.run.num_steps * self.algorithm.updates_per_batch
 
     def derived(self) -> Iterator[Derived]:
@@ -94,6 +107,11 @@ class TrainConfig(RootConfig):
         if self.eval.data is not None and self.eval.max_response_tokens is None:
             limit = self.rollout.max_response_tokens
             yield Derived("eval.max_response_tokens", limit, "rollout.max_response_tokens")
+
+    def idle(self) -> Iterator[Idle]:
+        if not self.has_critic:
+            for name in CriticOptions.model_fields:
+                yield Idle(f"critic.{name}", "is only used when algorithm.advantage.kind = gae")
 
     def problems(self) -> Iterator[Problem]:
         prompts, updates = self.rollout.prompts_per_step, self.algorithm.updates_per_batch
@@ -116,14 +134,29 @@ class TrainConfig(RootConfig):
                 f"must be below rollout.group_size, got {self.algorithm.advantage.k} and {group_size}. "
                 "With one set of all rollouts every advantage is 0.",
             )
-        product = f"run.num_steps = {self.run.num_steps} x algorithm.updates_per_batch = {updates}"
-        yield from _warmup_fits(self.trainer, self.num_optimizer_steps, product)
+        yield from self._critic_problems()
         if self.reward.kind == "dataset" and self.data.kind != "reasoning_gym":
             yield Problem(
                 "reward.kind",
                 f"must not be dataset with data.kind = {self.data.kind}: that source has no scorer of its own. "
                 "Use exact, number, math or function.",
             )
+
+    def _critic_problems(self) -> Iterator[Problem]:
+        if self.critic.only_first_steps >= self.run.num_steps:
+            yield Problem(
+                "critic.only_first_steps",
+                f"must be below run.num_steps, got {self.critic.only_first_steps} and {self.run.num_steps}: the policy would "
+                "never learn.",
+            )
+            return
+        updates, alone = self.algorithm.updates_per_batch, self.critic.only_first_steps
+        batches = f"run.num_steps = {self.run.num_steps}"
+        learning = f"({batches} - critic.only_first_steps = {alone})" if alone else batches
+        by_updates = f"x algorithm.updates_per_batch = {updates}"
+        yield from _warmup_fits("trainer", self.trainer, self.num_optimizer_steps, f"{learning} {by_updates}")
+        if self.has_critic:
+            yield from _warmup_fits("critic", self.critic, self.num_critic_steps, f"{batches} {by_updates}")
 
     def warnings(self) -> Iterator[str]:
         """Options that wait for a step the run does not have: allowed, since runs are shortened to try them."""
@@ -154,7 +187,9 @@ class SFTConfig(RootConfig):
         return self.run.num_steps
 
     def problems(self) -> Iterator[Problem]:
-        yield from _warmup_fits(self.trainer, self.num_optimizer_steps, f"run.num_steps = {self.run.num_steps}")
+        yield from _warmup_fits(
+            "trainer", self.trainer, self.num_optimizer_steps, f"run.num_steps = {self.run.num_steps}"
+        )
 
 
 def _divisors(number: int, most: int = 12) -> list[int]:
@@ -163,9 +198,9 @@ def _divisors(number: int, most: int = 12) -> list[int]:
     return list(islice(small, most))
 
 
-def _warmup_fits(trainer: TorchTrainerOptions, num_optimizer_steps: int, product: str) -> Iterator[Problem]:
-    if trainer.warmup_steps >= num_optimizer_steps:
+def _warmup_fits(table: str, options: AdamWOptions, num_optimizer_steps: int, product: str) -> Iterator[Problem]:
+    if options.warmup_steps >= num_optimizer_steps:
         yield Problem(
-            "trainer.warmup_steps",
-            f"must be below the run's {num_optimizer_steps} optimizer steps ({product}), got {trainer.warmup_steps}.",
+            f"{table}.warmup_steps",
+            f"must be below the run's {num_optimizer_steps} optimizer steps ({product}), got {options.warmup_steps}.",
         )

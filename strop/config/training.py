@@ -32,10 +32,9 @@ class TorchEngineOptions(Options):
     )
 
 
-class TorchTrainerOptions(Options):
-    """AdamW in this process. Schedules count optimizer steps."""
+class AdamWOptions(Options):
+    """AdamW and its learning rate. Schedules count optimizer steps."""
 
-    kind: Literal["torch"] = "torch"
     lr: float = Field(default=1e-6, gt=0, description="Peak learning rate.")
     lr_schedule: Literal["constant", "linear", "cosine"] = Field(
         default="constant", description="From the peak to 0 over the run, or constant."
@@ -53,6 +52,12 @@ class TorchTrainerOptions(Options):
         allow_inf_nan=True,
         description="Gradients are scaled down to this global norm; inf means never.",
     )
+
+
+class TorchTrainerOptions(AdamWOptions):
+    """AdamW in this process. Schedules count optimizer steps."""
+
+    kind: Literal["torch"] = "torch"
     max_tokens_per_micro_batch: int = Field(
         default=4096,
         ge=1,

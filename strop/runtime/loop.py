@@ -8,7 +8,7 @@ from strop.observe.metrics_file import append_metrics
 from strop.observe.rollout_file import write_rollouts
 from strop.runtime.collect import collect
 from strop.runtime.evaluation import answer_all
-from strop.runtime.learning import learn, weigh
+from strop.runtime.learning import learn, learns_alone, weigh
 from strop.runtime.resume import save_checkpoint
 from strop.runtime.session import Session
 from strop.types import Rollout, StepMetrics, merge_metrics
@@ -23,7 +23,7 @@ async def train_steps(session: Session) -> None:
     while session.step < run.num_steps:
         rollouts, metrics = await collect(session)
         metrics = merge_metrics([metrics, *learn(session, weigh(session, rollouts))])
-        metrics |= session.objective.adapt(metrics)
+        metrics |= session.objective.adapt(metrics, follows=not learns_alone(session))
         await session.engine.update_weights(session.trainer.weights(), session.trainer.num_steps)
         session.step += 1
         if _is_due(session.step, session.config.algorithm.kl.refresh_steps) and session.objective.uses_reference:

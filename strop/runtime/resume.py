@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from strop.config import TrainConfig
@@ -26,6 +27,7 @@ _MAY_CHANGE = (
     "model.path",
     "model.device",
     "model.trust_remote_code",
+    "critic.path",
 )
 _MAY_CHANGE += ("trainer.num_threads", "trainer.max_tokens_per_micro_batch", "trainer.layout")
 
@@ -36,7 +38,7 @@ def save_checkpoint(session: Session) -> None:
     Raises:
         GuardError: the weights are not finite. Nothing is written.
     """
-    if not has_finite_weights(session.loaded.model):
+    if not has_finite_weights(session.loaded.model) or not _has_finite_critic(session):
         raise GuardError(f"the weights are not finite after step {session.step}; no checkpoint was written.")
     state = {
         "cursor": session.cursor_state,
@@ -47,8 +49,18 @@ def save_checkpoint(session: Session) -> None:
         "config": _decisive(session.config),
     }
     keep = session.config.run.keep_checkpoints
-    write_checkpoint(session.folder.checkpoints, session.step, save=session.trainer.save, state=state, keep=keep)
+
+    def save(folder: Path) -> None:
+        session.trainer.save(folder)
+        if session.critic is not None:
+            session.critic.save(folder)
+
+    write_checkpoint(session.folder.checkpoints, session.step, save=save, state=state, keep=keep)
     session.saved_step = session.step
+
+
+def _has_finite_critic(session: Session) -> bool:
+    return session.critic is None or has_finite_weights(session.critic.model)
 
 
 def restore(session: Session) -> None:
@@ -69,6 +81,8 @@ def restore(session: Session) -> None:
             "the file of reward.function has changed since the checkpoint was written: scores may differ."
         )
     session.trainer.load(path)
+    if session.critic is not None:
+        session.critic.load(path)
     session.engine.policy_version = session.trainer.num_steps
     session.cursor.load_state(state["cursor"])
     session.objective.load_state(state["objective"])
@@ -93,10 +107,12 @@ def _check_config(session: Session, before: Mapping[str, Any], num_steps: int) -
             )
         )
     now = session.config.run.num_steps
-    if num_steps != now and session.config.trainer.lr_schedule != "constant":
+    schedules = [session.config.trainer.lr_schedule, *([session.config.critic.lr_schedule] if session.critic else [])]
+    falling = [schedule for schedule in schedules if schedule != "constant"]
+    if num_steps != now and falling:
         session.console.warn(
-            f"run.num_steps is {now} and was {num_steps}: the {session.config.trainer.lr_schedule} schedule ends later or "
-            "earlier than the steps made so far were told."
+            f"run.num_steps is {now} and was {num_steps}: the {falling[0]} schedule ends later or earlier than the steps made "
+            "so far were told."
         )
 
 

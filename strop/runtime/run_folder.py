@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -28,10 +28,11 @@ class RunFolder:
         self.rollouts = path / "rollouts"
         self.checkpoints = path / "checkpoints"
         self.model = path / "model"
+        self.critic = path / "critic"
         self.report = path / "report.html"
 
     def holds_run(self) -> bool:
-        return any((self.path / name).exists() for name in (*_REPLACED, "model"))
+        return any((self.path / name).exists() for name in (*_REPLACED, "model", "critic"))
 
     @contextmanager
     def held(self, *, overwrite: bool = False, resume: bool = False) -> Iterator[None]:
@@ -71,13 +72,14 @@ class RunFolder:
                     path.rmdir()
 
     def clear(self) -> None:
-        """Remove what an earlier run left, once the new one can begin. Its model stays, marked, until the new one is
-        written: the new run may have started from it."""
+        """Remove what an earlier run left, once the new one can begin. Its model and critic stay, marked, until the new ones
+        are written: the new run may have started from them."""
         for name in _REPLACED:
             target = self.path / name
             shutil.rmtree(target) if target.is_dir() else target.unlink(missing_ok=True)
-        if self.model.is_dir():
-            (self.model / _OF_EARLIER_RUN).touch()
+        for kept in (self.model, self.critic):
+            if kept.is_dir():
+                (kept / _OF_EARLIER_RUN).touch()
 
     def check_model(self) -> None:
         """Raises UserError where `model/` is missing or is that of an earlier run."""
@@ -88,21 +90,36 @@ class RunFolder:
             )
 
     def write_model(self, model: Any, tokenizer: Any) -> None:
-        """A Hugging Face folder, complete or absent: written beside and renamed.
+        """A Hugging Face folder; raises as `write_critic`."""
+
+        def save(folder: Path) -> None:
+            model.save_pretrained(folder)
+            tokenizer.save_pretrained(folder)
+
+        self._write(self.model, save, "model")
+
+    def write_critic(self, save: Callable[[Path], None] | None) -> None:
+        """The critic, written by `save`; without one, that of an earlier run goes.
 
         Raises:
-            UserError: it cannot be written; a model that was there is there still.
+            UserError: it cannot be written; one that was there is there still.
         """
-        beside, old = self.path / ".model.new", self.path / ".model.old"
+        if save is not None:
+            self._write(self.critic, save, "critic")
+        elif (self.critic / _OF_EARLIER_RUN).exists():
+            shutil.rmtree(self.critic)
+
+    def _write(self, target: Path, save: Callable[[Path], None], what: str) -> None:
+        """A folder, complete or absent: written beside and renamed."""
+        beside, old = self.path / f".{what}.new", self.path / f".{what}.old"
         try:
             for leftover in (beside, old):
                 shutil.rmtree(leftover, ignore_errors=True)
-            model.save_pretrained(beside)
-            tokenizer.save_pretrained(beside)
-            if self.model.exists():
-                self.model.rename(old)
-            beside.rename(self.model)
+            save(beside)
+            if target.exists():
+                target.rename(old)
+            beside.rename(target)
         except (OSError, SafetensorError) as error:
             shutil.rmtree(beside, ignore_errors=True)
-            raise UserError(f"{self.model}: the model cannot be written: {error}.") from error
+            raise UserError(f"{target}: the {what} cannot be written: {error}.") from error
         shutil.rmtree(old, ignore_errors=True)

@@ -15,10 +15,11 @@ from strop.engines import TorchEngine
 from strop.observe.console import Console
 from strop.rewards import Scorer, label_check, make_scorer
 from strop.rollout.single_turn import Decode
+from strop.runtime.critics import open_critic
 from strop.runtime.evaluation import Evaluation
 from strop.runtime.models import LoadedModel, check_length, check_stop_token_ids, load_model, set_threads
 from strop.runtime.run_folder import RunFolder
-from strop.trainers import TorchTrainer
+from strop.trainers import TorchCritic, TorchTrainer
 from strop.types import Engine, Prompt
 
 
@@ -37,6 +38,7 @@ class Session:
     objective: PolicyObjective
     engine: Engine
     trainer: TorchTrainer
+    critic: TorchCritic | None
     decode: Decode
     step: int = 0
     saved_step: int = -1  # that the newest checkpoint holds
@@ -66,6 +68,17 @@ def open_session(config: TrainConfig, console: Console, folder: RunFolder) -> Se
     prompts = _load("data", config.data, config.reward, loaded, console)
     _check_lengths(loaded, prompts, "rollout", config.rollout.max_response_tokens)
     held_out = load_held_out(config, loaded, console)
+    critic = open_critic(config, loaded)
+    interrupts.check()
+    if critic is not None:
+        longest = max(prompts, key=lambda p: len(p.tokens))
+        check_length(
+            critic.model.body,
+            f"critic: prompt row {longest.row}",
+            len(longest.tokens),
+            option="rollout.max_response_tokens",
+            max_response_tokens=config.rollout.max_response_tokens,
+        )
     cursor = PromptCursor(len(prompts), seed=config.seed, shuffle=config.data.shuffle)
     objective = PolicyObjective(
         config.algorithm,
@@ -90,6 +103,7 @@ def open_session(config: TrainConfig, console: Console, folder: RunFolder) -> Se
             max_logprob_gap=config.max_logprob_gap,
             keeps_reference=objective.uses_reference,
         ),
+        critic=critic,
         decode=decoder(loaded),
         cursor_state=cursor.state(),
     )

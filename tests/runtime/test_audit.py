@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from commands.small_runs import small_once, strop
 
-from strop.config import PRESETS, TrainConfig, load_config, make_config, tree
+from strop.config import PRESETS, CriticOptions, TrainConfig, load_config, make_config, tree
 from strop.runtime.audit import audit
 
 ROOT = Path(__file__).parents[2]
@@ -56,6 +56,15 @@ def test_no_option_of_a_preset_is_dead(preset):
     of_preset = [f for f in findings if f.origin.startswith("preset") and f.verdict == "acts"]
     assert any(f.path.startswith("algorithm.policy_loss") for f in of_preset)
     assert any("loss" in f.changes or "update" in f.changes for f in of_preset)
+
+
+def test_no_option_of_a_critic_is_dead():
+    config = make_config(
+        TrainConfig, BASE | {"algorithm": {"preset": "ppo", "updates_per_batch": 2}}, {}, file="x.toml"
+    )
+    findings = list(audit(config, only="critic"))
+    assert dead(findings) == []
+    assert {f.path.removeprefix("critic.") for f in findings if f.verdict == "acts"} == set(CriticOptions.model_fields)
 
 
 @pytest.mark.parametrize("example", ["quickstart/cispo.toml", "smollm2-sums/config.toml"])

@@ -9,14 +9,16 @@ from typing import Any
 
 import tomlkit
 
-from strop.compat.import_slime import objective, sampling, training
+from strop.compat.import_slime import critic, objective, sampling, training
 from strop.compat.import_slime.draft import SECRET, Draft, Given, Row
 from strop.compat.import_slime.script import Flag, Script, read_script
 from strop.compat.import_slime.without import WITHOUT, reason_without
 from strop.config import TrainConfig, make_config, tree
 from strop.types import ConfigError
 
-RULES = {rule: tuple(flags.split()) for room in (training, sampling, objective) for rule, flags in room.RULES.items()}
+RULES = {
+    rule: tuple(flags.split()) for room in (training, sampling, objective, critic) for rule, flags in room.RULES.items()
+}
 MAPPED = tuple(flag for flags in RULES.values() for flag in flags)
 KNOWN = (*MAPPED, *WITHOUT)
 _SWITCHES = """--use-kl-loss --use-unbiased-kl --normalize-advantages --disable-grpo-std-normalization --use-tis

@@ -25,9 +25,8 @@ _REASONS: dict[str, str] = {
         --use-precision-aware-optimizer --cpu-offloading --fp8-format --fp8-recipe --gradient-checkpointing""",
     "strop cuts micro-batches by tokens (trainer.max_tokens_per_micro_batch), and how they are cut changes no gradient.": """
         --micro-batch-size --balance-data --balance-by-flops --data-pad-size-multiplier --qkv-format""",
-    "strop has no critic (value model) yet.": """
-        --lambd --value-clip --num-critic-only-steps --critic-load --critic-save --critic-lr --critic-lr-warmup-iters
-        --critic-train-only --megatron-config-path""",
+    "strop trains the critic beside the policy, in one run.": "--critic-train-only",
+    "strop has no settings of Megatron.": "--megatron-config-path",
     "strop has no dynamic sampling yet: every group of a batch is kept, and algorithm.advantage gives equal ones 0.": """
         --dynamic-sampling-filter-path --over-sampling-batch-size --over-sampling-filter-path --buffer-filter-path
         --buffer-sort-by-staleness --rollout-sample-filter-path --rollout-all-samples-process-path""",

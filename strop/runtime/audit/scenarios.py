@@ -69,13 +69,16 @@ def made_small(config: TrainConfig, folder: Path) -> Values:
     """What an audit sets in place of a config's own values, so that its runs are small and need nothing of the user's."""
     now = values(config)
     updates = now["algorithm.updates_per_batch"]
+    prompts = (
+        4 if now["rollout.group_size"] > 1 else 4 * updates
+    )  # an update of one sequence has one average, whatever is asked
     changed = {
         "model.path": str(folder / "model"),
         "run.folder": str(folder / "run"),
         "trainer.lr": 0.05,
         "trainer.num_threads": 1,  # of a model this small more threads only wait for one another
         "guards.max_logprob_gap": float("inf"),
-        "rollout.prompts_per_step": updates * -(-4 // updates),
+        "rollout.prompts_per_step": updates * -(-prompts // updates),
         "rollout.group_size": min(now["rollout.group_size"], max(6, now.get("algorithm.advantage.k", 0) + 2)),
         "rollout.max_response_tokens": min(now["rollout.max_response_tokens"], 8),
         **_steps(config, now),
