@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ from safetensors import SafetensorError
 
 from strop.types import UserError
 
-_REPLACED = ("config.toml", "objective.txt", "metrics.jsonl", "rollouts", "checkpoints", "report.html")
+_REPLACED = ("config.toml", "objective.txt", "metrics.jsonl", "rollouts", "checkpoints", "best", "report.html")
 _OF_EARLIER_RUN = ".of_earlier_run"  # a file in model/
 
 
@@ -28,6 +29,7 @@ class RunFolder:
         self.rollouts = path / "rollouts"
         self.checkpoints = path / "checkpoints"
         self.model = path / "model"
+        self.best = path / "best"
         self.report = path / "report.html"
 
     def holds_run(self) -> bool:
@@ -88,21 +90,36 @@ class RunFolder:
             )
 
     def write_model(self, model: Any, tokenizer: Any) -> None:
-        """A Hugging Face folder, complete or absent: written beside and renamed.
+        """The model of the run: a Hugging Face folder, complete or absent.
 
         Raises:
             UserError: it cannot be written; a model that was there is there still.
         """
-        beside, old = self.path / ".model.new", self.path / ".model.old"
-        try:
-            for leftover in (beside, old):
-                shutil.rmtree(leftover, ignore_errors=True)
-            model.save_pretrained(beside)
-            tokenizer.save_pretrained(beside)
-            if self.model.exists():
-                self.model.rename(old)
-            beside.rename(self.model)
-        except (OSError, SafetensorError) as error:
-            shutil.rmtree(beside, ignore_errors=True)
-            raise UserError(f"{self.model}: the model cannot be written: {error}.") from error
-        shutil.rmtree(old, ignore_errors=True)
+        _write_whole(self.model, model, tokenizer, {})
+
+    def write_best(self, model: Any, tokenizer: Any, found: dict[str, float]) -> None:
+        """The best model so far, with best.json, which says after which step and how good; complete or absent.
+
+        Raises:
+            UserError: it cannot be written; the one that was there is there still.
+        """
+        _write_whole(self.best, model, tokenizer, {"best.json": json.dumps(found)})
+
+
+def _write_whole(target: Path, model: Any, tokenizer: Any, texts: dict[str, str]) -> None:
+    """Written beside and renamed."""
+    beside, old = target.with_name(f".{target.name}.new"), target.with_name(f".{target.name}.old")
+    try:
+        for leftover in (beside, old):
+            shutil.rmtree(leftover, ignore_errors=True)
+        model.save_pretrained(beside)
+        tokenizer.save_pretrained(beside)
+        for name, text in texts.items():
+            (beside / name).write_text(text, encoding="utf-8")
+        if target.exists():
+            target.rename(old)
+        beside.rename(target)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(beside, ignore_errors=True)
+        raise UserError(f"{target}: the model cannot be written: {error}.") from error
+    shutil.rmtree(old, ignore_errors=True)
