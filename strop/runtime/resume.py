@@ -60,13 +60,9 @@ def restore(session: Session) -> None:
         UserError: there is none, or it belongs to another config, another model or other data.
     """
     path, state = newest_checkpoint(session.folder.checkpoints, warn=session.console.warn)
-    check_config(
-        session.config,
-        state["config"],
-        num_steps=session.config.run.num_steps,
-        num_steps_then=state["num_steps"],
-        console=session.console,
-    )
+    config, console = session.config, session.console
+    check_config(config, state["config"])
+    warn_of_schedule(config, num_steps=config.run.num_steps, num_steps_then=state["num_steps"], console=console)
     if state["prompts"] != session.prompts_fingerprint:
         raise DataError(
             f"data: the prompts are not those that {path} was trained on. "
@@ -89,9 +85,7 @@ def restore(session: Session) -> None:
     session.console.note(f"resumed from {path} after step {session.step}")
 
 
-def check_config(
-    config: RootConfig, before: Mapping[str, Any], *, num_steps: int, num_steps_then: int, console: Console
-) -> None:
+def check_config(config: RootConfig, before: Mapping[str, Any]) -> None:
     """A resumed run is the same run: what would change its steps must be as it was.
 
     Raises:
@@ -106,10 +100,14 @@ def check_config(
                 for path, was, now in differences
             )
         )
+
+
+def warn_of_schedule(config: RootConfig, *, num_steps: int, num_steps_then: int, console: Console) -> None:
+    """Say so where a schedule of the learning rate was told another number of steps."""
     schedule = values(config)["trainer.lr_schedule"]
     if num_steps_then != num_steps and schedule != "constant":
         console.warn(
-            f"run.num_steps is {num_steps} and was {num_steps_then}: the {schedule} schedule ends later or "
+            f"the run has {num_steps} steps and had {num_steps_then}: the {schedule} schedule ends later or "
             "earlier than the steps made so far were told."
         )
 

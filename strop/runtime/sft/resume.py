@@ -10,7 +10,7 @@ from typing import Any
 from strop.observe.metrics_file import drop_metrics_after, read_metrics
 from strop.runtime.checkpoints import newest_checkpoint, write_checkpoint
 from strop.runtime.models import has_finite_weights
-from strop.runtime.resume import check_config, decisive
+from strop.runtime.resume import check_config, decisive, warn_of_schedule
 from strop.runtime.sft.session import SFTSession
 from strop.runtime.sft.validation import Best
 from strop.types import DataError, GuardError
@@ -43,23 +43,18 @@ def restore_sft(session: SFTSession) -> None:
         UserError: there is none, or it belongs to another config, another model or other data.
     """
     path, state = newest_checkpoint(session.folder.checkpoints, warn=session.console.warn)
-    before = state["config"]
     if "demonstrations" not in state:
         raise DataError(f"{path} is of strop train. strop train CONFIG --resume goes on from it.")
+    check_config(session.config, state["config"])
     if state["demonstrations"] != session.fingerprint:
-        check_config(session.config, before, num_steps=1, num_steps_then=1, console=session.console)
         raise DataError(
             f"data: the demonstrations are not those that {path} was trained on. "
             "Give it the file, columns and tokenizer that the run began with, or start a new run from its model."
         )
     session.trainer.load(path)
     session.set_place(state["step"], state["cursor"])
-    check_config(
-        session.config,
-        before,
-        num_steps=session.num_steps,
-        num_steps_then=state["num_steps"],
-        console=session.console,
+    warn_of_schedule(
+        session.config, num_steps=session.num_steps, num_steps_then=state["num_steps"], console=session.console
     )
     session.saved_step = session.step
     _restore_best(session, state["validation"])
