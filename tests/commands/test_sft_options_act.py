@@ -70,7 +70,8 @@ SCENARIOS = {
         for table in ("data", "validation.data")
         for name, value in (("max_length_tokens", 48), ("too_long", "drop"))
     },
-    "broken lines": {"data.path": "data-broken.jsonl", "validation.data.path": "validation.data-broken.jsonl"},
+    "a broken line": {"data.path": "data-broken.jsonl"},
+    "a broken held-out line": {"validation.data.path": "validation.data-broken.jsonl"},
     "Parquet": {"data.path": "data.parquet", "validation.data.path": "validation.data.parquet"},
     "a run in the folder": {"run.overwrite": False},
     "a loss that only rises": {"trainer.lr": 5.0, "validation.every_steps": 1},
