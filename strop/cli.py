@@ -194,7 +194,8 @@ def import_slime(script: Path, output: Path | None, force: bool) -> None:
         click.secho(f"{title}: {len(lines)}", bold=True)
         for line in lines:
             click.echo(f"  {line}")
-    click.echo(f"Wrote {output}. strop explain {output} shows all of it.")
+    what, flag = (" for strop sft", "--sft ") if found.command == "sft" else ("", "")
+    click.echo(f"Wrote {output}{what}. strop explain {flag}{output} shows all of it.")
 
 
 @cli.command("help", context_settings={"ignore_unknown_options": True})
