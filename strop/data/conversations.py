@@ -71,9 +71,10 @@ def encode_conversation(
         return tuple(tokens), (True,) * len(tokens)
     answers = [i for i, turn in enumerate(turns) if turn["role"] == "assistant"]
     if _marks_answers(tokenizer) and set(learned) <= set(answers):
-        tokens, mask = _by_marks(tokenizer, whole, learned, answers, where)
+        text, spans = _marked_spans(tokenizer, whole, learned, answers, where)
     else:
-        tokens, mask = _by_prefixes(tokenizer, whole, learned, num_added, where)
+        text, spans = _rendered_spans(tokenizer, whole, learned, num_added, where)
+    tokens, mask = _masked(tokenizer, text, spans, where)
     if not any(mask):
         raise DataError(f"{where}: no token is learned: the chat template renders nothing of the turns that are.")
     return tuple(tokens), tuple(mask)
@@ -122,71 +123,45 @@ def _learned_turns(turns: Sequence[dict[str, Any]], flags: Sequence[bool | None]
 
 def _marks_answers(tokenizer: Any) -> bool:
     template = tokenizer.chat_template
-    return tokenizer.is_fast and isinstance(template, str) and bool(_MARK.search(template))
+    return isinstance(template, str) and bool(_MARK.search(template))
 
 
-def _by_marks(
+def _marked_spans(
     tokenizer: Any, whole: list[dict[str, Any]], learned: Sequence[int], answers: Sequence[int], where: str
-) -> tuple[list[int], list[bool]]:
-    """Tokens and mask from {% generation %}, whose stretches are the turns of the assistant, one after the other."""
+) -> tuple[str, list[_Span]]:
+    """The rendered text, and from {% generation %}, whose stretches are the turns of the assistant one after the other, where
+    the learned ones stand. Of transformers' mask of tokens only these characters are taken: it has whole the tokens that
+    reach over the beginning of a stretch, and with them a part of the turn's head."""
+    from transformers.utils.chat_template_utils import render_jinja_template
+
     try:
-        found = tokenizer.apply_chat_template(
-            whole, tokenize=True, return_dict=True, return_assistant_tokens_mask=True, add_generation_prompt=False
+        texts, stretches = render_jinja_template(
+            conversations=[whole],
+            chat_template=tokenizer.chat_template,
+            return_assistant_tokens_mask=True,
+            **tokenizer.special_tokens_map,
         )
     except Exception as error:  # a template may raise anything
         raise DataError(f"{where}: the chat template refuses the conversation, {error}") from error
-    tokens, marked = list(found["input_ids"]), [bool(m) for m in found["assistant_masks"]]
-    edges = [i for i in range(len(tokens) + 1) if (i < len(tokens) and marked[i]) != (i > 0 and marked[i - 1])]
-    runs = list(zip(edges[::2], edges[1::2], strict=True))
-    if len(runs) != len(answers):
+    (text,), (places,) = texts, stretches
+    if len(places) != len(answers):
         raise DataError(
-            f"{where}: the chat template marks {len(runs)} stretches with {{% generation %}}, and the conversation has "
+            f"{where}: the chat template marks {len(places)} stretches with {{% generation %}}, and the conversation has "
             f"{len(answers)} turns of the assistant. There is no telling which is which."
         )
-    mask, ends = [False] * len(tokens), special_ids(tokenizer)
-    for answer, (start, stop) in zip(answers, runs, strict=True):
-        if answer not in learned:
-            continue
-        end = _end_of_turn(tokenizer, tokens[start:stop], ends)
-        if (
-            end is None and stop < len(tokens) and tokens[stop] in ends
-        ):  # marked up to the end token, which belongs to it
-            end = stop + 1 - start
-        if end is None and stop == len(tokens):
-            tokens.append(tokenizer.eos_token_id)
-            mask.append(True)
-            end = stop + 1 - start
-        if end is None:
-            raise _no_end(where, answer)
-        mask[start : start + end] = [True] * end
-    return tokens, mask
+    found = [_Span(turn, *place, is_answer=True) for turn, place in zip(answers, places, strict=True)]
+    return text, [span for span in found if span.turn in learned]
 
 
 # ---- by beginnings of the conversation ------------------------------------------------------------------------------
 
 
-def _by_prefixes(
+def _rendered_spans(
     tokenizer: Any, whole: list[dict[str, Any]], learned: Sequence[int], num_added: int, where: str
-) -> tuple[list[int], list[bool]]:
-    """Tokens and mask from where the rendered text of each learned message begins and ends."""
+) -> tuple[str, list[_Span]]:
+    """The rendered text, and where each learned message begins and ends in it."""
     text = render(tokenizer, whole, where, add_generation_prompt=False)
-    spans = [_span(tokenizer, whole, i, num_added, text, where) for i in learned]
-    edges = sorted({0, len(text), *(s.start for s in spans), *(s.end for s in spans)})
-    tokens, place = _encode_with_edges(tokenizer, text, edges, where)
-    mask, ends = [False] * len(tokens), special_ids(tokenizer)
-    for span in spans:
-        start, stop = place[span.start], place[span.end]
-        if span.is_answer:
-            end = _end_of_turn(tokenizer, tokens[start:stop], ends)
-            if end is None and stop == len(tokens):
-                tokens.append(tokenizer.eos_token_id)
-                mask.append(False)
-                end = stop + 1 - start
-            if end is None:
-                raise _no_end(where, span.turn)
-            stop = start + end
-        mask[start:stop] = [True] * (stop - start)
-    return tokens, mask
+    return text, [_span(tokenizer, whole, i, num_added, text, where) for i in learned]
 
 
 def _span(tokenizer: Any, whole: list[dict[str, Any]], turn: int, num_added: int, text: str, where: str) -> _Span:
@@ -217,6 +192,31 @@ def _difference(one: str, other: str, width: int = 24) -> str:
     differ = (i for i in range(min(len(one), len(other))) if one[i] != other[i])
     place = next(differ, min(len(one), len(other)))
     return f"{one[place : place + width]!r} alone, {other[place : place + width]!r} in the whole"
+
+
+# ---- from characters to tokens --------------------------------------------------------------------------------------
+
+
+def _masked(tokenizer: Any, text: str, spans: Sequence[_Span], where: str) -> tuple[list[int], list[bool]]:
+    """The tokens of the text, and which of them lie in a span; an answer's up to its end token."""
+    edges = sorted({0, len(text), *(s.start for s in spans), *(s.end for s in spans)})
+    tokens, place = _encode_with_edges(tokenizer, text, edges, where)
+    mask, ends = [False] * len(tokens), special_ids(tokenizer)
+    for span in spans:
+        start, stop = place[span.start], place[span.end]
+        if span.is_answer:
+            end = _end_of_turn(tokenizer, tokens[start:stop], ends)
+            if end is None and stop == len(tokens):
+                tokens.append(tokenizer.eos_token_id)
+                mask.append(False)
+                end = stop + 1 - start
+            elif end is None and _marks_answers(tokenizer) and tokens[stop] in ends:  # marked without its end token
+                end = stop + 1 - start
+            if end is None:
+                raise _no_end(where, span.turn)
+            stop = start + end
+        mask[start:stop] = [True] * (stop - start)
+    return tokens, mask
 
 
 def _encode_with_edges(tokenizer: Any, text: str, edges: Sequence[int], where: str) -> tuple[list[int], dict[int, int]]:

@@ -132,17 +132,24 @@ def test_a_message_that_says_so_itself_is_learned_or_is_not(template, name, off,
     assert not_of_all == "[<|im_start|>user\nab<|im_end|>\n]<|im_start|>assistant\nc<|im_end|>\n"
 
 
+def test_two_turns_of_the_assistant_in_a_row_are_told_apart():
+    messages = [*talk("a", "b", m1={"train": False}), {"role": "assistant", "content": "c"}]
+    template = MARKED.replace("{{ '<|im_start|>assistant\n' }}{% generation", "{% generation").replace("{{ '\n' }}", "")
+    assert columns(template, messages) == "<|im_start|>user\na<|im_end|>\nb<|im_end|>[c<|im_end|>]"
+
+
 def test_the_flags_are_not_handed_to_the_template():
     template = "{% for m in messages %}{% for k in m %}{{ k + ' ' }}{% endfor %}{% endfor %}<|eot|>"
     assert columns(template, talk("a", "b", m1={"train": True}), "all") == "[role content role content <|eot|>]"
 
 
-def test_a_token_that_reaches_over_the_head_of_a_turn_is_cut_as_it_is_when_the_model_samples():
+@pytest.mark.parametrize("template", [CHATML, MARKED])
+def test_a_token_that_reaches_over_the_head_of_a_turn_is_cut_as_it_is_when_the_model_samples(template):
     """An answer that begins with a line feed: the head's own line feed would merge with it into one token."""
     messages = talk("a", "\nb")
-    found = columns(CHATML, messages, merges=("\n\n",))
+    found = columns(template, messages, merges=("\n\n",))
     assert found == "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n[\nb<|im_end|>]\n"
-    tokenizer = chat_tokenizer(CHATML, merges=("\n\n",))
+    tokenizer = chat_tokenizer(template, merges=("\n\n",))
     _, prompt = encode_prompt(tokenizer, messages[:1], chat="auto", system_prompt=None, where=WHERE)
     tokens, mask = encode_conversation(
         tokenizer, messages, train_on="last", chat="auto", system_prompt=None, where=WHERE

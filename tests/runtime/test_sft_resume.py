@@ -128,6 +128,15 @@ def test_an_interrupted_run_writes_a_checkpoint_and_its_rest_gives_what_the_whol
     assert metrics(run) == metrics(tmp_path / "whole")
 
 
+def test_a_guard_that_stops_a_step_leaves_a_checkpoint_of_the_step_before(small, tmp_path):
+    """A rate so high that the second forward pass overflows."""
+    flags = ("--lr", "1e20", "--checkpoint-every-steps", "100", "--run.folder", tmp_path / "run")
+    done = strop("sft", small / "sft.toml", *flags)
+    assert done.code == 1
+    assert "loss or gradient is not finite" in done.err
+    assert [path.name for path in (tmp_path / "run/checkpoints").iterdir()] == ["step_000001"]
+
+
 # ---- refused --------------------------------------------------------------------------------------------------------
 
 

@@ -13,6 +13,7 @@ from strop.runtime.sft.resume import save_sft_checkpoint
 from strop.runtime.sft.session import SFTSession
 from strop.runtime.sft.validation import validate
 from strop.trainers import padding_share
+from strop.types import StropError
 
 _LINES = 20  # printed over a run, beside those of steps with a validation
 
@@ -24,7 +25,11 @@ def imitate(session: SFTSession, stop: interrupts.StopFlag) -> None:
         _record(session, {"step": 0})
     while session.step < session.num_steps and not session.has_lost_patience:
         session.is_within_step = True
-        flat = _learn(session)
+        try:
+            flat = _learn(session)
+        except StropError:  # before the optimizer moved: the step before is whole
+            session.is_within_step = False
+            raise
         try:
             if session.held_out and _is_validation_due(session):
                 _validate(session)
