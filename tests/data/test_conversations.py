@@ -5,6 +5,7 @@ What is learned stands in brackets: <|im_start|>assistant\\n[c<|im_end|>]\\n.
 
 import pytest
 from chat_templates import CHATML, LLAMA3, MARKED, MARKED_SHORT, MISTRAL, PLAIN, QWEN3, chat_tokenizer
+from tokenizers.pre_tokenizers import Metaspace, Sequence
 
 from strop.data.chat import encode_prompt
 from strop.data.conversations import encode_conversation
@@ -130,6 +131,20 @@ def test_a_message_that_says_so_itself_is_learned_or_is_not(template, name, off,
     assert of_the_user == "[<|im_start|>user\nab<|im_end|>\n]<|im_start|>assistant\n[c<|im_end|>]\n"
     not_of_all = columns(template, talk("ab", "c", m1={name: off}), "all")
     assert not_of_all == "[<|im_start|>user\nab<|im_end|>\n]<|im_start|>assistant\nc<|im_end|>\n"
+
+
+def test_tokens_are_those_of_the_whole_text_where_none_reaches_over_an_edge():
+    """This tokenizer writes a space before a text that begins with a letter, so a piece by itself would get one."""
+    tokenizer = chat_tokenizer(MISTRAL.replace("{{ ' ' + m['content']", "{{ m['content']"))
+    core, space = tokenizer.backend_tokenizer, Metaspace(replacement=" ", prepend_scheme="first", split=False)
+    core.pre_tokenizer = Sequence([space, core.pre_tokenizer])
+    messages = talk("ab", "c")
+    tokens, mask = encode_conversation(
+        tokenizer, messages, train_on="last", chat="auto", system_prompt=None, where=WHERE
+    )
+    text = tokenizer.apply_chat_template(messages, tokenize=False)
+    assert list(tokens) == tokenizer.encode(text, add_special_tokens=False)
+    assert tokenizer.convert_ids_to_tokens(tokens)[-mask.count(True) :][-1] == "</s>"
 
 
 def test_two_turns_of_the_assistant_in_a_row_are_told_apart():
