@@ -19,8 +19,8 @@ os.environ.setdefault(
 
 _OPTIONS_HELP = """
 Any option of the config may follow as a flag: its whole path (--algorithm.policy_loss.eps_clip 0.2) or its last name, where
-that occurs once outside [eval] (--eps-clip 0.2); options of [eval] are written whole (--eval.top_p 0.9). In `strop eval` a
-last name that [eval] has means that option (--top-p 0.9).
+that occurs once outside [eval] and [validation] (--eps-clip 0.2); options of those are written whole (--eval.top_p 0.9). In
+`strop eval` a last name that [eval] has means that option (--top-p 0.9).
 
 `strop explain CONFIG` lists all options with their values.
 """
@@ -66,9 +66,14 @@ def train(config: Path, resume: bool, flags: tuple[str, ...]) -> None:
 
 @cli.command(context_settings=_ANY_FLAGS, epilog=_OPTIONS_HELP)
 @click.argument("config", type=click.Path(path_type=Path))
+@click.option("--resume", is_flag=True, help="Go on from the newest complete checkpoint in the run folder.")
 @_with_flags
-def sft(config: Path, flags: tuple[str, ...]) -> None:
-    """Fine-tune a model on demonstrations (prompt and response)."""
+def sft(config: Path, resume: bool, flags: tuple[str, ...]) -> None:
+    """Fine-tune a model on demonstrations: conversations, or prompts with their responses.
+
+    Writes runs/NAME: config.toml, objective.txt, metrics.jsonl, model/, best/ (with [validation.data]) and report.html. Ctrl-C
+    stops between two steps and saves (exit code 130); a second one stops at once.
+    """
     loaded = _load(config, flags, "sft", runs=True)
     from strop.observe.console import TerminalConsole
     from strop.runtime import sft as run
@@ -77,7 +82,7 @@ def sft(config: Path, flags: tuple[str, ...]) -> None:
 
     console = TerminalConsole(title=config.stem)
     with console.live():
-        result = run(loaded, console=console)
+        result = run(loaded, resume=resume, console=console)
     if result.interrupted:
         sys.exit(130)
 
@@ -129,10 +134,9 @@ def explain(config: Path, is_sft: bool, diff: Path | None, flags: tuple[str, ...
     for _, table in walk(loaded):
         for warning in table.warnings():
             click.secho(f"warning: {warning}", fg="yellow")
-    if not is_sft:
-        from strop.algorithms import objective_formula
+    from strop.algorithms import likelihood_formula, objective_formula
 
-        click.echo("\n" + objective_formula(loaded))
+    click.echo("\n" + (likelihood_formula(loaded) if is_sft else objective_formula(loaded)))
 
 
 @cli.command(context_settings=_ANY_FLAGS, epilog=_OPTIONS_HELP)
@@ -190,7 +194,8 @@ def import_slime(script: Path, output: Path | None, force: bool) -> None:
         click.secho(f"{title}: {len(lines)}", bold=True)
         for line in lines:
             click.echo(f"  {line}")
-    click.echo(f"Wrote {output}. strop explain {output} shows all of it.")
+    what, flag = (" for strop sft", "--sft ") if found.command == "sft" else ("", "")
+    click.echo(f"Wrote {output}{what}. strop explain {flag}{output} shows all of it.")
 
 
 @cli.command("help", context_settings={"ignore_unknown_options": True})

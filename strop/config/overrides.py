@@ -1,8 +1,8 @@
 """Overrides by dotted path or by a short name, as the command line and Python give them.
 
-A short name is an option's last name alone, such as eps_clip. It means the option of that name outside [eval], if there is
-exactly one; an option of [eval] is written whole (eval.top_p), and so is one of [critic] that another table has too
-(critic.lr; --lr is the policy's). In `strop eval` it is the other way round: where [eval] has
+A short name is an option's last name alone, such as eps_clip. It means the option of that name outside [eval] and
+[validation], if there is exactly one; an option of those is written whole (eval.top_p), and so is one of [critic] that
+another table has too (critic.lr; --lr is the policy's). In `strop eval` it is the other way round: where [eval] has
 an option of that name, that one is meant.
 """
 
@@ -107,7 +107,7 @@ def resolve(root: type[Options], name: str, *, is_eval: bool = False) -> str:
 def _meanings(root: type[Options], name: str, is_eval: bool) -> list[str]:
     """The options that a short name may stand for."""
     found = tree.paths_named(root, name)
-    of_eval = [path for path in found if path.startswith("eval.")]
+    of_eval = [path for path in found if path.startswith(("eval.", "validation."))]
     if is_eval and of_eval:
         return of_eval
     others = [path for path in found if path not in of_eval]

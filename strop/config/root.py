@@ -13,12 +13,13 @@ from strop.config.algorithm import AlgorithmOptions
 from strop.config.base import Derived, Idle, Options, Problem
 from strop.config.critic import CriticOptions
 from strop.config.data import DataOptions, DemonstrationOptions
+from strop.config.imitation import LossOptions, ValidationOptions
 from strop.config.sampling import EvalOptions, RewardOptions, RolloutOptions
 from strop.config.training import (
     AdamWOptions,
     GuardOptions,
     ModelOptions,
-    RunOptions,
+    SFTRunOptions,
     SFTTrainerOptions,
     TorchEngineOptions,
     TorchTrainerOptions,
@@ -154,9 +155,9 @@ class TrainConfig(RootConfig):
         batches = f"run.num_steps = {self.run.num_steps}"
         learning = f"({batches} - critic.only_first_steps = {alone})" if alone else batches
         by_updates = f"x algorithm.updates_per_batch = {updates}"
-        yield from _warmup_fits("trainer", self.trainer, self.num_optimizer_steps, f"{learning} {by_updates}")
+        yield from warmup_fits("trainer", self.trainer, self.num_optimizer_steps, f"{learning} {by_updates}")
         if self.has_critic:
-            yield from _warmup_fits("critic", self.critic, self.num_critic_steps, f"{batches} {by_updates}")
+            yield from warmup_fits("critic", self.critic, self.num_critic_steps, f"{batches} {by_updates}")
 
     def warnings(self) -> Iterator[str]:
         """Options that wait for a step the run does not have: allowed, since runs are shortened to try them."""
@@ -179,17 +180,37 @@ class SFTConfig(RootConfig):
     seed: int = Field(default=0, ge=0, lt=2**63, description="Everything random in a run follows from it.")
     model: ModelOptions
     data: DemonstrationOptions
+    loss: LossOptions = LossOptions()
     trainer: SFTTrainerOptions = SFTTrainerOptions()
-    run: RunOptions = RunOptions()
-
-    @property
-    def num_optimizer_steps(self) -> int:
-        return self.run.num_steps
+    validation: ValidationOptions = ValidationOptions()
+    run: SFTRunOptions = SFTRunOptions()
 
     def problems(self) -> Iterator[Problem]:
-        yield from _warmup_fits(
-            "trainer", self.trainer, self.num_optimizer_steps, f"run.num_steps = {self.run.num_steps}"
-        )
+        if self.run.num_steps is not None:  # that of num_epochs is known when the demonstrations are
+            product = f"run.num_steps = {self.run.num_steps}"
+            yield from warmup_fits("trainer", self.trainer, self.run.num_steps, product)
+        if self.loss.reduction == "constant_length" and self.data.max_length_tokens is None:
+            yield Problem(
+                "data.max_length_tokens",
+                "must be given with loss.reduction = constant_length, got none: it is the constant.",
+            )
+
+    def warnings(self) -> Iterator[str]:
+        if self.run.num_steps is not None:  # as above
+            yield from self.waiting_for(self.run.num_steps, f"run.num_steps = {self.run.num_steps}")
+
+    def waiting_for(self, num_steps: int, limit: str) -> Iterator[str]:
+        """Options that wait for a step the run does not have: allowed, since runs are shortened to try them."""
+        for path, every, consequence in (
+            ("validation.every_steps", self.validation.every_steps, "the only validations are those before and after"),
+            (
+                "run.checkpoint_every_steps",
+                self.run.checkpoint_every_steps,
+                "the only checkpoint is the one at the end",
+            ),
+        ):
+            if every > num_steps:
+                yield f"{path} = {every} is above {limit}: {consequence}."
 
 
 def _divisors(number: int, most: int = 12) -> list[int]:
@@ -198,7 +219,8 @@ def _divisors(number: int, most: int = 12) -> list[int]:
     return list(islice(small, most))
 
 
-def _warmup_fits(table: str, options: AdamWOptions, num_optimizer_steps: int, product: str) -> Iterator[Problem]:
+def warmup_fits(table: str, options: AdamWOptions, num_optimizer_steps: int, product: str) -> Iterator[Problem]:
+    """A warmup that would outlast the run."""
     if options.warmup_steps >= num_optimizer_steps:
         yield Problem(
             f"{table}.warmup_steps",

@@ -94,13 +94,16 @@ class GuardOptions(Options):
 
 
 class RunOptions(Options):
-    """How long to train and where to write."""
+    """Where to write, and what."""
 
     folder: str = Field(default="runs/{name}", description="The run folder; {name} stands for the config file's name.")
-    num_steps: int = Field(
-        default=100, ge=1, description="Batches of rollouts (strop train) or optimizer steps (strop sft)."
-    )
     overwrite: bool = Field(default=False, description="Replace a run that is in the folder already.")
+    checkpoint_every_steps: int = Field(
+        default=0,
+        ge=0,
+        description="Write a checkpoint after every so many steps, and when the run stops; 0 means never.",
+    )
+    keep_checkpoints: int = Field(default=2, ge=1, description="How many of the newest checkpoints stay.")
 
     def problems(self) -> Iterator[Problem]:
         rest = self.folder.replace("{name}", "")
@@ -112,18 +115,31 @@ class RunOptions(Options):
                 f"must have no braces but {{name}}, got {self.folder!r}: only {{name}} is replaced, by the config file's name.",
             )
 
+    def idle(self) -> Iterator[Idle]:
+        if self.checkpoint_every_steps == 0:
+            yield Idle("keep_checkpoints", "is only used when run.checkpoint_every_steps is above 0")
+
 
 class TrainRunOptions(RunOptions):
     """How long to train, where and what to write."""
 
-    checkpoint_every_steps: int = Field(
-        default=0,
-        ge=0,
-        description="Write a checkpoint after every so many steps, and when the run stops; 0 means never.",
-    )
-    keep_checkpoints: int = Field(default=2, ge=1, description="How many of the newest checkpoints stay.")
+    num_steps: int = Field(default=100, ge=1, description="Batches of rollouts.")
     save_rollouts: bool = Field(default=True, description="Write sampled texts and scores to rollouts/.")
 
+
+class SFTRunOptions(RunOptions):
+    """How long to imitate, where and what to write."""
+
+    num_epochs: int = Field(
+        default=1, ge=1, description="Passes over the demonstrations; the last batch may be a smaller one."
+    )
+    num_steps: int | None = Field(
+        default=None,
+        ge=1,
+        description="Optimizer steps, each on a whole batch; none means as many as num_epochs makes.",
+    )
+
     def idle(self) -> Iterator[Idle]:
-        if self.checkpoint_every_steps == 0:
-            yield Idle("keep_checkpoints", "is only used when run.checkpoint_every_steps is above 0")
+        yield from super().idle()
+        if self.num_steps is not None:
+            yield Idle("num_epochs", "cannot act beside run.num_steps, which says how long the run is")

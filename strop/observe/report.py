@@ -26,6 +26,8 @@ _FIRST = (
     "eval/greedy_reward",
     "loss",
     "nll",
+    "validation/loss",
+    "validation/perplexity",
     "entropy",
     "response_tokens",
     "truncated",

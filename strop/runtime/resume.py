@@ -7,8 +7,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from strop.config import TrainConfig
+from strop.config import RootConfig
 from strop.config.tree import values
+from strop.observe.console import Console
 from strop.observe.metrics_file import drop_metrics_after, read_metrics
 from strop.rewards import scorer_source
 from strop.runtime.checkpoints import newest_checkpoint, write_checkpoint
@@ -21,6 +22,7 @@ from strop.types import ConfigError, DataError, GuardError
 _MAY_CHANGE = (
     "run.",
     "eval.",
+    "validation.",
     "guards.",
     "engine.",
     "data.path",
@@ -46,7 +48,7 @@ def save_checkpoint(session: Session) -> None:
         "prompts": session.prompts_fingerprint,
         "scorer": scorer_source(session.config.reward),
         "num_steps": session.config.run.num_steps,
-        "config": _decisive(session.config),
+        "config": decisive(session.config),
     }
     keep = session.config.run.keep_checkpoints
 
@@ -70,7 +72,9 @@ def restore(session: Session) -> None:
         UserError: there is none, or it belongs to another config, another model or other data.
     """
     path, state = newest_checkpoint(session.folder.checkpoints, warn=session.console.warn)
-    _check_config(session, state["config"], state["num_steps"])
+    config, console = session.config, session.console
+    check_config(config, state["config"])
+    warn_of_schedule(config, num_steps=config.run.num_steps, num_steps_then=state["num_steps"], console=console)
     if state["prompts"] != session.prompts_fingerprint:
         raise DataError(
             f"data: the prompts are not those that {path} was trained on. "
@@ -95,9 +99,13 @@ def restore(session: Session) -> None:
     session.console.note(f"resumed from {path} after step {session.step}")
 
 
-def _check_config(session: Session, before: Mapping[str, Any], num_steps: int) -> None:
-    """A resumed run is the same run: what would change its steps must be as it was."""
-    differences = list(_differences(session.config, before))
+def check_config(config: RootConfig, before: Mapping[str, Any]) -> None:
+    """A resumed run is the same run: what would change its steps must be as it was.
+
+    Raises:
+        ConfigError: it is not, with every option that differs.
+    """
+    differences = list(_differences(config, before))
     if differences:
         raise ConfigError(
             "\n".join(
@@ -106,24 +114,27 @@ def _check_config(session: Session, before: Mapping[str, Any], num_steps: int) -
                 for path, was, now in differences
             )
         )
-    now = session.config.run.num_steps
-    schedules = [session.config.trainer.lr_schedule, *([session.config.critic.lr_schedule] if session.critic else [])]
+
+
+def warn_of_schedule(config: RootConfig, *, num_steps: int, num_steps_then: int, console: Console) -> None:
+    """Say so where a schedule of a learning rate was told another number of steps."""
+    schedules = [value for path, value in values(config).items() if path.endswith(".lr_schedule")]
     falling = [schedule for schedule in schedules if schedule != "constant"]
-    if num_steps != now and falling:
-        session.console.warn(
-            f"run.num_steps is {now} and was {num_steps}: the {falling[0]} schedule ends later or earlier than the steps made "
-            "so far were told."
+    if num_steps_then != num_steps and falling:
+        console.warn(
+            f"the run has {num_steps} steps and had {num_steps_then}: the {falling[0]} schedule ends later or "
+            "earlier than the steps made so far were told."
         )
 
 
-def _differences(config: TrainConfig, before: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    now = json.loads(json.dumps(_decisive(config)))  # tuples as the lists that the file has
+def _differences(config: RootConfig, before: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    now = json.loads(json.dumps(decisive(config)))  # tuples as the lists that the file has
     for path in dict.fromkeys([*before, *now]):
         if before.get(path) != now.get(path):
             yield path, before.get(path), now.get(path)
 
 
-def _decisive(config: TrainConfig) -> dict[str, Any]:
+def decisive(config: RootConfig) -> dict[str, Any]:
     """The options that the next steps depend on."""
     return {path: value for path, value in values(config).items() if not path.startswith(_MAY_CHANGE)}
 

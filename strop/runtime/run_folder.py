@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ from safetensors import SafetensorError
 
 from strop.types import UserError
 
-_REPLACED = ("config.toml", "objective.txt", "metrics.jsonl", "rollouts", "checkpoints", "report.html")
+_REPLACED = ("config.toml", "objective.txt", "metrics.jsonl", "rollouts", "checkpoints", "best", "report.html")
 _OF_EARLIER_RUN = ".of_earlier_run"  # a file in model/
 
 
@@ -28,6 +30,7 @@ class RunFolder:
         self.rollouts = path / "rollouts"
         self.checkpoints = path / "checkpoints"
         self.model = path / "model"
+        self.best = path / "best"
         self.critic = path / "critic"
         self.report = path / "report.html"
 
@@ -91,12 +94,16 @@ class RunFolder:
 
     def write_model(self, model: Any, tokenizer: Any) -> None:
         """A Hugging Face folder; raises as `write_critic`."""
+        self._write(self.model, partial(_save_model, model, tokenizer), "model")
+
+    def write_best(self, model: Any, tokenizer: Any, found: dict[str, float]) -> None:
+        """The best model so far, with best.json, which says after which step and how good; raises as `write_critic`."""
 
         def save(folder: Path) -> None:
-            model.save_pretrained(folder)
-            tokenizer.save_pretrained(folder)
+            _save_model(model, tokenizer, folder)
+            (folder / "best.json").write_text(json.dumps(found), encoding="utf-8")
 
-        self._write(self.model, save, "model")
+        self._write(self.best, save, "best model")
 
     def write_critic(self, save: Callable[[Path], None] | None) -> None:
         """The critic, written by `save`; without one, that of an earlier run goes.
@@ -111,7 +118,7 @@ class RunFolder:
 
     def _write(self, target: Path, save: Callable[[Path], None], what: str) -> None:
         """A folder, complete or absent: written beside and renamed."""
-        beside, old = self.path / f".{what}.new", self.path / f".{what}.old"
+        beside, old = self.path / f".{target.name}.new", self.path / f".{target.name}.old"
         try:
             for leftover in (beside, old):
                 shutil.rmtree(leftover, ignore_errors=True)
@@ -123,3 +130,8 @@ class RunFolder:
             shutil.rmtree(beside, ignore_errors=True)
             raise UserError(f"{target}: the {what} cannot be written: {error}.") from error
         shutil.rmtree(old, ignore_errors=True)
+
+
+def _save_model(model: Any, tokenizer: Any, folder: Path) -> None:
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)

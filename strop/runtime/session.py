@@ -124,9 +124,14 @@ def _load(
     table: str, options: DataOptions, reward: RewardOptions, loaded: LoadedModel, console: Console
 ) -> tuple[Prompt, ...]:
     found = load_prompts(options, loaded.tokenizer, check_label=label_check(reward))
-    if found.num_skipped:
-        console.warn(f"{table}: {found.num_skipped} broken lines were left out, as skip_bad_lines asks.")
+    warn_of_left_out(console, table, found.num_skipped)
     return found.prompts
+
+
+def warn_of_left_out(console: Console, table: str, num_lines: int) -> None:
+    """Say how many broken lines of a file were left out, if any."""
+    if num_lines:
+        console.warn(f"{table}: {num_lines} broken lines were left out, as skip_bad_lines asks.")
 
 
 def make_engine(config: TrainConfig, loaded: LoadedModel) -> TorchEngine:

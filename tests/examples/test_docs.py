@@ -211,7 +211,8 @@ def test_the_overrides_of_load_config_are_accepted(block, folder):
     for call in calls_of_load_config(block.code):
         path, overrides = call.args
         pairs = zip(overrides.keys, overrides.values, strict=True)
-        config = load_config(ast.literal_eval(path), {literal(key): literal(value) for key, value in pairs})
+        more = {word.arg: literal(word.value) for word in call.keywords}
+        config = load_config(ast.literal_eval(path), {literal(key): literal(value) for key, value in pairs}, **more)
         assert "strop.evaluate" not in block.code or config.eval.data is not None
 
 
@@ -245,7 +246,7 @@ def test_a_reward_function_of_slime_scores(page, folder):
     [
         b
         for b in blocks_of("python")
-        if "import" in b.code and not re.search(r"strop.train|evaluate|Rollout|\bspo\b|async def", b.code)
+        if "import" in b.code and not re.search(r"strop.train|strop.sft|evaluate|Rollout|\bspo\b|async def", b.code)
     ],
     ids=lambda block: block.where,
 )
@@ -334,7 +335,7 @@ language_parameter = pytest.mark.parametrize("page", RUNNING, ids=lambda page: p
 
 @language_parameter
 def test_the_columns_of_a_step_s_line_are_explained(page):
-    rows = dict(re.findall(r"^\| `([\w/]+)` \| `(\w+)` \|", prose(page), re.MULTILINE))
+    rows = dict(re.findall(r"^\| `([\w/]+)` \| `([\w/]+)` \|", prose(page), re.MULTILINE))
     assert rows | {"nll": "nll"} == {label: metric for label, metric, _ in _COLUMNS}
     assert "`nll`" in prose(page)
 
