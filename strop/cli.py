@@ -190,6 +190,7 @@ def import_slime(script: Path, output: Path | None, force: bool) -> None:
     output = output or Path(f"{script.stem}.toml")
     found = import_script(script, output.name)
     write_new(output, found.toml, force=force)
+    click.echo(found.purpose)
     for title, lines in found.groups():
         click.secho(f"{title}: {len(lines)}", bold=True)
         for line in lines:

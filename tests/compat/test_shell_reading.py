@@ -41,6 +41,52 @@ SCRIPTS = {
     "ends of commands": "X=1; python3 train.py --a $X && echo --b\ntrue & true",
     "here-document": "cat <<'END' >/dev/null\npython3 train.py --no 'quote\nEND\npython3 train.py --a 1",
     "json": 'J="{\\"a\\": {\\"b\\": 1}}"\npython3 train.py --a="$J" --b \'{"x": "y"}\'',
+    "an element that is set": """A=(--a 1 --b)\nA[1]=7\nI=2\nA[$I]=--c\nA[I+1]='x y'\nA[-1]+=z
+        python3 train.py "${A[@]}" """,
+    "parts of arrays": """A=(a b c d)
+        python3 train.py --x "${A[@]:1:2}" --y ${A[@]:2} --z ${#A[@]} ${A[1]} ${A[-1]} "${A[*]}" """,
+    "parts of values": """D=/a/b.tar.gz
+        python3 train.py --a ${D%.gz} ${D%%.*} ${D#*/} ${D##*/} ${D/b/c} ${D//a/} ${D:1:3} ${#D}""",
+    "patterns in values": """D=aXbXc\nS=X
+        python3 train.py --a ${D/$S*/_} ${D/#a/_} ${D/%c/_} ${D//[ab]/-} ${D^^} ${D,,} ${D%"$S"*}""",
+    "sums": """N=8
+        python3 train.py --a $((N * 4)) $((N/3*2)) $(( ($N + 1) % 4 )) $((-7/2)) $((2**3)) x$((N))y $((N>7))""",
+    "quotes with escapes": r"""python3 train.py --a $'one\ttwo' --b $"three" --c 'x'$'\'y'""",
+    "functions": """ADD=()
+        add() { ADD+=("$@"); }
+        function run { python3 train.py "${ADD[@]}" "$@" --n $# --f "$1"; }
+        add --a "1 2"\nadd --b\nrun --c 3""",
+    "functions in functions": "f() { g --a $1; }\ng() { shift; python3 train.py --b ${2:-9} $*; }\nf 5",
+    "the script's own words": 'set -- --a "1 2"\npython3 train.py "$@" --n $#\n',
+    "conditions": """M=x
+        if [ $M = y ]; then A=(--no); elif [[ $M == x* && -n $M ]]; then A=(--a); else A=(--no); fi
+        python3 train.py ${A[@]}""",
+    "conditions on numbers": """N=8
+        [ $N -gt 4 ] && A=1 || A=2
+        (( N < 4 )) && B=1 || B=2
+        [[ $N -ne 8 ]] || C=3
+        python3 train.py --a $A $B $C""",
+    "conditions on emptiness": """E=
+        [ -z "$E" ] && A=1
+        [ -n "$E" ] || B=2
+        ! [ "$E" ] && C=3
+        [[ ! -z $E ]] || D=4
+        python3 train.py --a $A $B $C $D""",
+    "a case": """M=fast
+        case "$M" in
+          slow|s*) A=1 ;;
+          (f*|"x") A=2 ;;
+          *) A=3 ;;
+        esac
+        python3 train.py --a $A""",
+    "loops": """A=()
+        for i in 1 2 3; do A+=(--a$i); for j in x y; do A+=($i$j); done; done
+        python3 train.py ${A[@]}""",
+    "a loop over an array": """B=("1 2" 3)\nA=()
+        for b in "${B[@]}"; do A+=(--a "$b"); done
+        python3 train.py "${A[@]}" """,
+    "blocks": "{ X=1; }\nX=2 && { Y=3; Z=4; }\npython3 train.py --a $X $Y $Z",
+    "eval": "C='python3 train.py --a \"1 2\"'\neval $C",
     "a function": "f() {\n  echo hi\n}\nf\npython3 train.py --a 1",
 }
 

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-import tomlkit
-
-from strop.compat.import_slime import critic, objective, sampling, sft, training
-from strop.compat.import_slime.draft import SECRET, Draft, Given, Row
-from strop.compat.import_slime.script import Flag, Script, read_script
+from strop.compat.import_slime import critic, objective, sampling, training
+from strop.compat.import_slime.account import Account, hidden, not_followed, oddities
+from strop.compat.import_slime.draft import Draft, Given
+from strop.compat.import_slime.purpose import purpose_of
+from strop.compat.import_slime.script import Flag, read_script
+from strop.compat.import_slime.shell import only_the_shell
+from strop.compat.import_slime.text import known
 from strop.compat.import_slime.without import WITHOUT, reason_without
-from strop.config import RootConfig, SFTConfig, TrainConfig, make_config, tree
+from strop.compat.import_slime.written import document, nested, plain
+from strop.config import TrainConfig, make_config, tree
 from strop.types import ConfigError
 
 RULES = {
@@ -22,55 +24,35 @@ RULES = {
 }
 MAPPED = tuple(flag for flags in RULES.values() for flag in flags)
 KNOWN = (*MAPPED, *WITHOUT)
-_OF_REINFORCEMENT = "is of sampling, rewards or reinforcement learning, which strop sft has none of."
 _SWITCHES = """--use-kl-loss --use-unbiased-kl --normalize-advantages --disable-grpo-std-normalization --use-tis
     --disable-rewards-normalization --use-rollout-logprobs --use-opsm --calculate-per-token-loss --apply-chat-template
     --rollout-shuffle --group-rm --use-dynamic-batch-size --rollout-skip-special-tokens --bf16 --fp16""".split()  # noqa: SIM905
 _TAKE_MANY = frozenset(("--eval-prompt-data", "--rollout-stop-token-ids"))
+# Options that other flags are counted with: where strop refuses one, they are counted with the value that stands.
+_COUNTED = {"rollout.group_size": "--n-samples-per-prompt", "rollout.prompts_per_step": "--rollout-batch-size"}
 _PROBLEM = re.compile(r"([\w.]+) ")
 
 
 @dataclass(frozen=True)
-class _Target:
-    """What a launch becomes: a config of one command, by rules of its own."""
-
-    command: Literal["train", "sft"]
-    root: type[TrainConfig] | type[SFTConfig]
-    rules: dict[Callable[[Given, Draft], None], tuple[str, ...]]
-
-    @property
-    def mapped(self) -> set[str]:
-        return {flag for flags in self.rules.values() for flag in flags}
-
-    def reason_without(self, flag: str) -> str:
-        is_of_training = self.command == "sft" and flag in MAPPED and flag not in WITHOUT
-        return _OF_REINFORCEMENT if is_of_training else reason_without(flag)
-
-
-_TRAIN = _Target("train", TrainConfig, RULES)
-_SFT = _Target("sft", SFTConfig, {r: tuple(f.split()) for room in (training, sft) for r, f in room.RULES.items()})
-SFT_MAPPED = tuple(flag for flags in _SFT.rules.values() for flag in flags)
-
-
-@dataclass(frozen=True)
 class Imported:
-    """A config as TOML, and three accounts: what maps, what is strop's default anyway, what has no counterpart."""
+    """A config as TOML, what the script is, and accounts: what maps, is strop's default anyway, has no counterpart."""
 
     toml: str
+    purpose: str
     mapped: list[str]
     default: list[str]
     without: list[str]
+    aside: list[str]  # in branches, functions and launches that are not followed
     notes: list[str]  # of reading the script
-    command: Literal["train", "sft"]  # whose config it is
 
     def groups(self) -> list[tuple[str, list[str]]]:
         """Title and lines, as they are printed."""
-        notes = [("in the script", self.notes)] if self.notes else []
+        further = (("not followed", self.aside), ("in the script", self.notes))
         return [
             ("maps", self.mapped),
             ("at strop's default anyway", self.default),
             ("no counterpart", self.without),
-            *notes,
+            *((title, lines) for title, lines in further if lines),
         ]
 
 
@@ -82,76 +64,120 @@ def import_script(path: Path, name: str) -> Imported:
         name: of the config, for messages.
 
     Raises:
-        UserError: the script cannot be read, or launches nothing.
+        UserError: the script cannot be read, launches nothing, or trains in a way that has no config of strop train.
     """
     script = read_script(path)
     given = Given({flag.name: flag for flag in script.flags})
+    purpose = purpose_of(given, script, path.name)
+    unread = {flag.name: flag for flag in given.flags.values() if _is_unread(flag)}
+    read = Given({name: flag for name, flag in given.flags.items() if name not in unread})
+    draft = _drafted(read)
+    config, values, refused = _settle(draft, name)
+    if _COUNTED.keys() & refused.keys():
+        standing = tree.values(config)
+        counted = {flag: str(standing[option]) for option, flag in _COUNTED.items() if option in refused}
+        draft = _drafted(_with(read, counted))
+        draft.rows[:] = [replace(row, flags=tuple(filter(read.has, row.flags))) for row in draft.rows]
+        config, values, refused = _settle(draft, name, refused)
+    now, defaults = tree.values(config), tree.defaults(config)
+    written = {path: now[path] for path in values if _is_needed(path) or now[path] != defaults[path]}
+    options = _options_of(unread, given)
+    account = Account(given, now, written, refused, frozenset(o for named in options.values() for o in named))
+    lines = [_unread_line(flag, options[flag.name], now) for flag in unread.values()]
+    return Imported(
+        document(TrainConfig, written, [_TITLE.format(path.name), *(line.replace("\n   ", "") for line in lines)]),
+        purpose,
+        [account.line(row) for row in draft.rows if account.is_mapped(row)],
+        [account.default_line(row) for row in draft.rows if account.is_default(row)],
+        [*lines, *account.without(draft.rows), *oddities(script, _most, MAPPED)],
+        not_followed(script.aside),
+        [hidden(note) for note in script.notes],
+    )
+
+
+_TITLE = "Made from {}, a launch script of slime, by strop import-slime."
+
+
+def _most(flag: Flag) -> int:
+    """How many words belong to a flag."""
+    return 0 if flag.name in _SWITCHES else len(flag.words) if flag.name in _TAKE_MANY else 1
+
+
+def _is_unread(flag: Flag) -> bool:
+    """Whether an option would need a value that only the shell knows."""
+    return flag.name in MAPPED and any(word.unknown for word in flag.words[: _most(flag)])
+
+
+def _unread_line(flag: Flag, options: list[str], now: dict[str, Any]) -> str:
+    """A flag whose value cannot be read, and what to set instead."""
+    stand = [f"{option} is left at its default" if option in now else option for option in options]
+    why = f"could not be read: {only_the_shell(flag.unknown)}"
+    named = f" ({', '.join(stand)})" if options else ""
+    return f"{hidden(str(flag))} (line {flag.line})\n    {why}{named}: put its value into the config."
+
+
+def _drafted(given: Given) -> Draft:
+    """What the rules make of flags."""
     draft = Draft()
-    target = _SFT if sft.is_sft(given) else _TRAIN
-    for rule, flags in target.rules.items():
+    for rule, flags in RULES.items():
         rule(given, draft)
         explained = {flag for row in draft.rows for flag in row.flags}
         silent = [flag for flag in flags if given.has(flag) and flag not in explained]
         assert not silent, silent
+    if not given.has("--eval-interval"):
+        _without_evaluation(given, draft)
     for flag in given.flags:
-        if flag not in target.mapped:
-            draft.without(flag, target.reason_without(flag))
-    config, values, refused = _settle(draft, name, target.root)
-    now, defaults = tree.values(config), tree.defaults(config)
-    written = {path: now[path] for path in values if _is_needed(target.root, path) or now[path] != defaults[path]}
-    account = _Account(given, now, written, refused)
-    return Imported(
-        _toml(written, path.name, target),
-        [account.line(row) for row in draft.rows if account.is_mapped(row)],
-        [account.default_line(row) for row in draft.rows if account.is_default(row)],
-        [*account.without(draft.rows), *_oddities(script, target.mapped)],
-        script.notes,
-        target.command,
-    )
+        if flag not in MAPPED:
+            draft.without(flag, reason_without(flag))
+    return draft
 
 
-def _oddities(script: Script, mapped: set[str]) -> list[str]:
-    """Words that belong to no flag, flags that stand there twice, and values that only the shell knows."""
-    found = [f"{word}\n    belongs to no flag." for word in script.strays]
-    last = {flag.name: flag for flag in script.flags}
-    for flag in script.flags:
-        known = flag.name in mapped
-        most = 0 if flag.name in _SWITCHES else len(flag.values) if flag.name in _TAKE_MANY else 1
-        if last[flag.name] is not flag:
-            found.append(f"{_shown(flag)} (line {flag.line})\n    is given again later, and the last one counts.")
-        elif known and len(flag.values) > most:
-            found.append(
-                f"{' '.join(flag.values[most:])} (line {flag.line})\n    belongs to no flag: {flag.name} takes {most}."
-            )
-        if flag.unknown and known and last[flag.name] is flag:
-            names = ", ".join(dict.fromkeys(f"${name}" for name in flag.unknown))
-            found.append(
-                f"{_shown(flag)} (line {flag.line})\n    {names} is not set in the script, and strop runs nothing to find it "
-                "out: put its value into the config."
-            )
-    return found
+def _with(given: Given, values: dict[str, str]) -> Given:
+    """Flags with other values, for rules to count with."""
+    others = {name: Flag(name, (known(value, 0),), 0) for name, value in values.items()}
+    return Given(given.flags | others)
 
 
-def _shown(flag: Flag) -> str:
-    return f"{flag.name} ..." if flag.name in SECRET else str(flag)
+def _options_of(unread: dict[str, Flag], given: Given) -> dict[str, list[str]]:
+    """The options that flags would set if their values were known."""
+    rows = _drafted(given).rows if unread else []
+    return {
+        flag: list(dict.fromkeys(row.option for row in rows if flag in row.flags and row.option)) for flag in unread
+    }
 
 
-def _is_needed(root: type[RootConfig], path: str) -> bool:
+def _is_needed(path: str) -> bool:
     """Written whatever its value: what has no default, and the kind of a table that comes in variants."""
-    is_kind = path.endswith(".kind") and path.rpartition(".")[0] in tree.union_tables(root)
-    return is_kind or any(leaf.field.is_required() for leaf in tree.leaves(root) if leaf.path == path)
+    is_kind = path.endswith(".kind") and path.rpartition(".")[0] in tree.union_tables(TrainConfig)
+    return is_kind or any(leaf.field.is_required() for leaf in tree.leaves(TrainConfig) if leaf.path == path)
 
 
-def _settle(draft: Draft, name: str, root: type[RootConfig]) -> tuple[RootConfig, dict[str, Any], dict[str, str]]:
+def _without_evaluation(given: Given, draft: Draft) -> None:
+    """slime evaluates at an interval or never; a table [eval] would switch it on."""
+    left_out = [row for row in draft.rows if row.option and row.option.startswith("eval.")]
+    draft.rows[:] = [row for row in draft.rows if row not in left_out]
+    explained = {flag for row in draft.rows for flag in row.flags}
+    reason = (
+        "slime never evaluates without --eval-interval, and so [eval] is left out. Add --eval-interval to the script and "
+        "import it again to switch it on."
+    )
+    for flag in dict.fromkeys(flag for row in left_out for flag in row.flags):
+        if flag not in explained and given.has(flag):
+            draft.without(flag, reason)
+
+
+def _settle(
+    draft: Draft, name: str, refused: dict[str, str] | None = None
+) -> tuple[TrainConfig, dict[str, Any], dict[str, str]]:
     """The config, the values that make it, and strop's own words about those that it refuses."""
-    values = {row.option: row.value for row in draft.rows if row.option}
-    refused: dict[str, str] = {}
+    refused = dict(refused or {})
+    values = {row.option: row.value for row in draft.rows if row.option and row.option not in refused}
     while True:
         try:
-            config = make_config(root, _nested(values), {}, file=name)
+            config = make_config(TrainConfig, nested(values), {}, file=name)
             now = tree.values(config)
-            as_written = {option: _plain(now[option]) for option in values}  # a number, not the text of one
-            make_config(root, _nested(as_written), {}, file=name)
+            as_written = {option: plain(now[option]) for option in values}  # a number, not the text of one
+            make_config(TrainConfig, nested(as_written), {}, file=name)
         except ConfigError as error:
             lines = [line.removeprefix(f"{name}: ").removesuffix(f" ({name})") for line in str(error).split("\n")]
             problems = ((_option_of(line, values), line) for line in lines)
@@ -169,86 +195,3 @@ def _option_of(problem: str, values: dict[str, Any]) -> str | None:
     match = _PROBLEM.match(problem)
     named = match[1] if match else ""
     return next((option for option in values if f"{named}.".startswith(f"{option}.")), None)
-
-
-def _nested(values: dict[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for path, value in values.items():
-        *tables, last = path.split(".")
-        table = found
-        for part in tables:
-            table = table.setdefault(part, {})
-        table[last] = value
-    return found
-
-
-class _Account:
-    """The lines that say what became of each flag."""
-
-    def __init__(self, given: Given, now: dict[str, Any], written: dict[str, Any], refused: dict[str, str]) -> None:
-        self._given, self._now, self._written, self._refused = given, now, written, refused
-
-    def _flags(self, row: Row) -> str:
-        shown = [_shown(self._given.flags[flag]) for flag in row.flags]
-        return ", ".join(shown) or "(slime's default)"
-
-    def is_mapped(self, row: Row) -> bool:
-        """What the file says; values that stand for the reader's own are no mapping."""
-        return bool(row.option) and row.option in self._written and not row.words.startswith("!")
-
-    def is_default(self, row: Row) -> bool:
-        """Flags whose option is left out of the file, since strop's default is the same."""
-        is_left_out = row.option in self._now and row.option not in self._written and row.option not in self._refused
-        return bool(row.flags) and (row.option == "" or is_left_out)
-
-    def line(self, row: Row) -> str:
-        value = _toml_value(self._now[row.option or ""])
-        words = f"  ({row.words})" if row.words else ""
-        return f"{self._flags(row)}  ->  {row.option} = {value}{words}"
-
-    def default_line(self, row: Row) -> str:
-        words = row.words if row.option == "" else f"{row.option} is {_toml_value(self._now[row.option or ''])}"
-        return f"{self._flags(row)}  ({words})"
-
-    def without(self, rows: list[Row]) -> list[str]:
-        """Flags under the reason that they share, and what stands in the file for the reader to replace."""
-        by_reason: dict[str, list[str]] = {}
-        for row in rows:
-            if row.words.startswith("! ") and row.words != "! ":
-                by_reason.setdefault(f"{row.words[2:]}.", []).append(f'{row.option} = "{row.value}"')
-            elif row.option is None:
-                by_reason.setdefault(row.words, []).append(self._flags(row))
-            elif row.option in self._refused:
-                by_reason.setdefault(self._refused[row.option], []).append(self._flags(row))
-        return [f"{', '.join(flags)}\n    {reason}" for reason, flags in by_reason.items()]
-
-
-def _toml_value(value: Any) -> str:
-    if isinstance(value, dict):
-        return f"{{ {len(value)} values }}"
-    return tomlkit.item("none" if value is None else list(value) if isinstance(value, tuple) else value).as_string()
-
-
-def _toml(written: dict[str, Any], script: str, target: _Target) -> str:
-    """The file, in the order of the tree of options."""
-    document = tomlkit.document()
-    whose = "" if target.command == "train" else " It is a config of strop sft."
-    document.add(tomlkit.comment(f"Made from {script}, a launch script of slime, by strop import-slime.{whose}"))
-    order = [path for path in tree.paths(target.root) if path in written]
-    _fill(document, _nested({path: _plain(written[path]) for path in order}))
-    return tomlkit.dumps(document)
-
-
-def _plain(value: Any) -> Any:
-    return "none" if value is None else list(value) if isinstance(value, tuple) else value
-
-
-def _fill(container: Any, values: dict[str, Any]) -> None:
-    plain = [name for name, value in values.items() if not isinstance(value, dict)]
-    for name in sorted(plain, key=lambda name: name != "kind"):
-        container.add(name, values[name])
-    for name, value in values.items():
-        if isinstance(value, dict):
-            table = tomlkit.table()
-            _fill(table, value)
-            container.add(name, table)
