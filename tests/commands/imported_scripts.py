@@ -29,7 +29,7 @@ class Written:
         for line in done.out.splitlines():
             if line.startswith(" "):
                 self.groups[title].append(line.strip())
-            else:
+            elif re.search(r": \d+$", line):
                 title = line.rpartition(":")[0]
                 self.groups.setdefault(title, [])
 

@@ -203,11 +203,125 @@ def test_the_count_beside_a_group_is_that_of_its_lines(example):
 # ---- scripts that are not as they should be -------------------------------------------------------------------------
 
 
-def test_a_variable_that_only_the_shell_knows_is_named(launched):
-    found = launched(hf_checkpoint="$HOME_OF_MODELS/x", lr="$RATE")
-    assert found.values["model"]["path"] == "${HOME_OF_MODELS}/x"
-    assert "$HOME_OF_MODELS is not set in the script" in found.out
-    assert "$RATE is not set in the script" in found.out
+def test_a_value_that_only_the_shell_knows_is_named_and_its_option_left_at_the_default(launched):
+    found = launched(hf_checkpoint="$HOME_OF_MODELS/x", lr="$(cat rate)", save="/out/exp-`date +%s`", save_interval="5")
+    assert "$HOME_OF_MODELS is not set in the script" in found.reason("--hf-checkpoint")
+    assert "$(cat rate) is known only when the script runs" in found.reason("--lr")
+    assert found.values["model"]["path"] == "model"
+    assert found.config().trainer.lr == 1e-6
+    assert found.values["run"] == {"num_steps": 10, "checkpoint_every_steps": 5}
+    assert [line for line in found.path.read_text().splitlines() if line.startswith("#")][1:] == [
+        "# --hf-checkpoint ${HOME_OF_MODELS}/x could not be read: set model.path.",
+        "# --lr $(cat rate) could not be read: set trainer.lr.",
+        "# --save /out/exp-$(date +%s) could not be read: set run.folder.",
+    ]
+
+
+def test_a_default_that_is_taken_for_a_variable_is_said(launched):
+    found = launched(lr="${2:-1e-5}")
+    assert found.config().trainer.lr == 1e-5
+    assert any("--lr 1e-5 (line 1): the value is the default of ${2:-1e-5}" in n for n in found.groups["in the script"])
+
+
+def test_sums_give_the_batch_its_updates(imported):
+    found = imported(
+        "N=4\npython3 train.py --rollout-batch-size $N --n-samples-per-prompt $((N)) --global-batch-size $((N*N/2)) --lr 1"
+    )
+    assert found.config().algorithm.updates_per_batch == 2
+
+
+def test_what_cannot_be_calculated_is_named_as_it_is_written(launched):
+    found = launched(rollout_batch_size='"$((GPUS * 4))"')
+    assert found.config().rollout.prompts_per_step == 32
+    assert "$((GPUS * 4)) is known only when the script runs" in found.reason("--rollout-batch-size")
+
+
+@pytest.mark.parametrize(
+    "text, flag, where",
+    [
+        ("if x; then A=(--lr 1); else A=(--lr 2); fi", "--lr 2 (line 1)", "if of line 1 that strop does not follow"),
+        ("if false; then A+=(--lr 2); fi", "--lr 2 (line 1)", "if of line 1"),
+        ("M=a\ncase $M in\nb) A+=(--lr 2) ;;\nesac", "--lr 2 (line 3)", "case of line 2"),
+        ("case $M in\na) A+=(--lr 1) ;;\nb) A+=(--lr 2) ;;\nesac", "--lr 2 (line 3)", "case of line 1"),
+        ("[ -n '' ] && A+=(--lr 2)", "--lr 2 (line 1)", "behind a && of line 1"),
+        ("true || A+=(--lr 2)", "--lr 2 (line 1)", "behind a || of line 1"),
+        ("for x in; do A+=(--lr 2); done", "--lr 2 (line 1)", "the loop of line 1, which does not run"),
+        ("while [ $# -gt 0 ]; do A+=(--lr 2); shift; done", "--lr 2 (line 1)", "the loop of line 1"),
+        ("f() { A+=(--lr 2); }", "--lr 2 (line 1)", "in the function f (line 1), which nothing calls"),
+        ("add() { A+=($@); }\nif false; then add --lr 2; fi", "--lr 2 (line 2)", "if of line 2"),
+        ("if false; then E='--lr 2'; fi", "--lr 2 (line 1)", "if of line 1"),
+        ("if false; then python3 train.py --lr 2 $X; fi", "--lr 2 ${X} (line 1)", "if of line 1"),
+        ("python3 train.py --lr 2 --seed 3", "--lr 2 (line 1)", "at the launch of line 1, which is not the last"),
+    ],
+)
+def test_a_flag_in_what_is_not_followed_has_a_line(imported, text, flag, where):
+    found = imported(f"A=()\n{text}\npython3 train.py --seed 3 ${{A[@]}}".replace("A=()\n", "A=(); ", 1))
+    lines = found.groups["not followed"]
+    (place,) = [i for i, line in enumerate(lines) if flag in line]
+    assert where in lines[place + 1]
+    assert lines[place + 1].endswith("not imported.")
+
+
+def test_a_key_in_a_branch_that_is_not_followed_is_not_printed(imported):
+    found = imported(
+        "if false; then A=(--wandb-key verysecret); B='--wandb-key verysecret'; fi\npython3 train.py --lr 1"
+    )
+    assert "--wandb-key ... (line 1)" in found.out
+    assert "verysecret" not in found.out
+
+
+@pytest.mark.parametrize(
+    "launch",
+    [
+        'bash -c "python3 train.py --lr $LR"',
+        "srun -N 2 bash -lc 'cd /x && python3 train.py --lr 0.5'",
+        "ray job submit --address http://x -- bash -lc 'python3 train.py --lr 0.5'",
+        'ssh node "x" ; docker run x /bin/sh -c "exec python3 train.py --lr 0.5 2>&1"',
+    ],
+)
+def test_a_launch_in_the_words_of_another_shell_is_read(imported, launch):
+    assert imported(f"LR=0.5\n{launch}").config().trainer.lr == 0.5
+
+
+def test_the_last_round_of_a_loop_is_read_and_the_others_are_named(imported):
+    found = imported("for LR in 1e-5 2e-5; do python3 train.py --lr $LR --seed 1; done")
+    assert found.config().trainer.lr == 2e-5
+    assert "--lr 1e-5 (line 1)" in found.groups["not followed"]
+
+
+def test_an_element_of_an_array_that_cannot_be_told_is_named(imported):
+    found = imported("A=(--lr 1)\nA[$X]=2\npython3 train.py ${A[@]}")
+    assert "A[${X}]=2 (line 2) is not read" in "\n".join(found.groups["in the script"])
+
+
+def test_words_that_nobody_knows_may_hold_flags_and_are_said_to(imported):
+    found = imported("python3 train.py --lr 0.5 $MORE")
+    assert found.config().trainer.lr == 0.5
+    assert "flags in it are not seen" in found.reason("${MORE}")
+
+
+@pytest.mark.parametrize(
+    "flags, name",
+    [
+        ("", "grpo"),
+        ("--advantage-estimator cispo", "cispo"),
+    ],
+)
+def test_the_first_line_says_what_the_script_is(imported, flags, name):
+    found = imported(f"\npython3 train.py --lr 1 {flags}")
+    assert found.out.splitlines()[0] == f"run.sh is reinforcement learning with {name} (train.py, line 2)."
+
+
+@pytest.mark.parametrize(
+    "flags", ["--loss-type sft_loss", "--rollout-function-path slime.rollout.sft_rollout.generate_rollout"]
+)
+def test_a_script_of_fine_tuning_has_no_config_of_strop_train(tmp_path, flags):
+    (tmp_path / "run.sh").write_text(f"python3 train_async.py --prompt-data /d.parquet {flags}")
+    done = strop("import-slime", tmp_path / "run.sh", "-o", tmp_path / "run.toml")
+    assert done.code == 2
+    assert "run.sh trains on demonstrations (SFT; train_async.py, line 1)" in done.err
+    assert "strop sft" in done.err
+    assert not (tmp_path / "run.toml").exists()
 
 
 def test_an_array_that_is_not_given_to_the_launch_is_named(imported):
@@ -227,10 +341,19 @@ def test_an_array_that_is_not_given_to_the_launch_is_named(imported):
         ('python3 train.py --lr 1 "$@"', "the script's own arguments"),
         (
             "if x; then A=(--lr 1); else A=(--lr 2); fi\npython3 train.py ${A[@]}",
-            "A (line 1) is set inside a condition",
+            "A (line 1) is set inside a condition that strop cannot know; strop follows the first branch that may run.",
         ),
         ("A=()\n[ -n $Y ] && A+=(--lr 1)\npython3 train.py ${A[@]}", "A (line 2) is set inside a condition"),
-        ("python3 train.py --lr 1\npython3 train.py --lr 2", "line 2 launches train.py too"),
+        ("A=()\nfor x in $Y; do A+=(--lr 1); done\npython3 train.py ${A[@]}", "A (line 2) is set inside a loop"),
+        (
+            "A=(--seed 1)\nA=(--lr 1)\npython3 train.py ${A[@]}",
+            "A is set anew in line 2, so these are left out: --seed 1.",
+        ),
+        (
+            "A='--seed 1'\npython3 train.py --lr 1",
+            "A (line 1) is not given to the launch, so these are left out: --seed 1.",
+        ),
+        ("python3 train.py --lr 1\npython3 train.py --lr 2", "line 1 launches train.py too"),
     ],
 )
 def test_what_reading_cannot_know_is_said(imported, text, note):
@@ -263,6 +386,10 @@ def test_words_that_do_not_count_are_named(imported, text, line):
         (b"A=(--lr 1\npython3 train.py", "run.sh, line 1: the array A is opened and never closed."),
         (b"X=$(date\n", "run.sh, line 1: $( is opened and never closed."),
         (b"\n\nX=${Y\n", "run.sh, line 3: ${ is opened and never closed."),
+        (b"if x; then\npython3 train.py --lr 1\n", "run.sh, line 1: if is opened and never closed."),
+        (b"\nfor x in 1; do\npython3 train.py --lr 1\n", "run.sh, line 2: for is opened and never closed."),
+        (b"f() {\npython3 train.py --lr 1\n", "run.sh, line 1: { is opened and never closed."),
+        (b"case $X in\na) python3 train.py --lr 1\n", "run.sh, line 1: case is opened and never closed."),
         (b"cat <<END\nabc\n", "run.sh, line 1: the here-document END is opened and never closed."),
     ],
 )

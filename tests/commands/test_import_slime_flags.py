@@ -5,7 +5,8 @@ from functools import partial
 import pytest
 from commands.imported_scripts import LEAST, import_launch, import_text
 
-from strop.compat.import_slime import KNOWN
+from strop.compat.import_slime.convert import MAPPED
+from strop.compat.import_slime.without import WITHOUT
 
 
 @pytest.fixture
@@ -21,9 +22,9 @@ def launched(tmp_path):
 # ---- every flag -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("flag", KNOWN)
+@pytest.mark.parametrize("flag", MAPPED)
 @pytest.mark.parametrize("estimator", ["grpo", "reinforce_plus_plus", "ppo"])
-def test_every_known_flag_is_mapped_default_or_explained(flag, estimator, tmp_path, imported):
+def test_every_mapped_flag_is_mapped_default_or_explained(flag, estimator, imported):
     flags = LEAST | {"--advantage-estimator": estimator} | {flag: LEAST.get(flag, "1")}
     found = imported(f"python3 train.py {' '.join(f'{name} {value}' for name, value in flags.items())}")
     assert found.config()
@@ -32,8 +33,17 @@ def test_every_known_flag_is_mapped_default_or_explained(flag, estimator, tmp_pa
     assert "not a flag of slime" not in found.out
 
 
-@pytest.mark.parametrize("flag", KNOWN)
-def test_a_known_flag_without_a_value_does_not_stop_the_import(flag, imported):
+@pytest.mark.parametrize("value", ["1", ""])
+def test_every_flag_without_counterpart_has_a_reason(value, imported):
+    launch = " ".join(f"{name} {value}" for name in WITHOUT)
+    found = imported(f"python3 train.py {' '.join(f'{n} {v}' for n, v in LEAST.items())} {launch}")
+    assert found.config()
+    assert [flag for flag in WITHOUT if not found.explained(flag)] == []
+    assert "not a flag of slime" not in found.out
+
+
+@pytest.mark.parametrize("flag", MAPPED)
+def test_a_mapped_flag_without_a_value_does_not_stop_the_import(flag, imported):
     flags = {name: value for name, value in LEAST.items() if name != flag}
     found = imported(f"python3 train.py {' '.join(f'{n} {v}' for n, v in flags.items())} {flag}")
     assert found.config()
@@ -45,6 +55,27 @@ def test_a_known_flag_without_a_value_does_not_stop_the_import(flag, imported):
 )
 def test_families_of_flags_have_a_reason(flag, launched):
     assert "not a flag" not in launched(**{flag[2:]: "1"}).reason(flag)
+
+
+@pytest.mark.parametrize(
+    "flag, word",
+    [
+        ("--optimizer-cpu-offload", "moments"),
+        ("--use-precision-aware-optimizer", "moments"),
+        ("--overlap-cpu-optimizer-d2h-h2d", "moments"),
+        ("--start-rollout-id", "--resume"),
+        ("--use-slime-router", "no router"),
+        ("--accumulate-allreduce-grads-in-fp32", "sums gradients"),
+        ("--deterministic-mode", "bit for bit"),
+        ("--use-fault-tolerance", "no health"),
+        ("--lr-wsd-decay-style", "schedules"),
+        ("--enable-mtp-training", "several tokens"),
+        ("--loss-mask-type", "sampled"),
+        ("--fp8-format", "8 bits"),
+    ],
+)
+def test_a_reason_is_about_what_the_flag_does(launched, flag, word):
+    assert word in launched(**{flag[2:]: "1"}).reason(flag)
 
 
 def test_an_unknown_flag_is_said_to_be_one(launched):
@@ -141,7 +172,8 @@ def test_a_cap_of_dual_clip_is_refused_where_the_loss_has_none(launched):
 def test_a_number_that_is_none_has_the_reason_of_its_option(launched):
     assert (
         launched(lr="fast").reason("--lr")
-        == "trainer.lr must be a valid number, unable to parse string as a number, got 'fast'."
+        == "trainer.lr must be a valid number, unable to parse string as a number, got 'fast'. "
+        "So trainer.lr = 1e-06, strop's default, stands."
     )
 
 
@@ -149,6 +181,18 @@ def test_a_number_without_end_has_the_reason_of_its_option(launched):
     found = launched(rollout_batch_size="9" * 5000, global_batch_size="4")
     assert "rollout.prompts_per_step must be" in found.out
     assert "prompts_per_step" not in found.values.get("rollout", {})
+
+
+def test_the_value_that_stands_for_a_refused_one_is_said_and_the_batch_is_counted_with_it(launched):
+    """1 sample is refused, 8 stand: 4 x 8 sequences in updates of 16."""
+    found = launched(n_samples_per_prompt="1", global_batch_size="16")
+    reason = found.reason("--n-samples-per-prompt")
+    assert "rollout.group_size must be 2 or more" in reason
+    assert reason.endswith("So rollout.group_size = 8, strop's default, stands.")
+    options = found.config()
+    assert (options.rollout.group_size, options.algorithm.updates_per_batch) == (8, 2)
+    assert "4 prompts x 8 samples in 2 updates" in found.out
+    assert not any("updates_per_batch" in line for line in found.groups["at strop's default anyway"])
 
 
 @pytest.mark.parametrize("given, reduction", [({}, "sequence_mean"), ({"calculate_per_token_loss": ""}, "token_mean")])
@@ -283,13 +327,26 @@ def test_rows_that_strop_cannot_select_are_said(launched):
     "flags, shown",
     [
         ({"eval_prompt_data": "a /a.jsonl b /b.jsonl", "eval_interval": "5"}, ("/a.jsonl", False, 1, 1.0)),
-        ({"eval_prompt_data": "/a.jsonl", "eval_temperature": "0.6"}, ("/a.jsonl", False, 1, 0.6)),
-        ({"eval_prompt_data": "a /a.jsonl", "eval_temperature": "0", "eval_top_p": "0.7"}, ("/a.jsonl", True, 0, 1.0)),
+        (
+            {"eval_prompt_data": "/a.jsonl", "eval_interval": "5", "eval_temperature": "0.6"},
+            ("/a.jsonl", False, 1, 0.6),
+        ),
+        (
+            {"eval_prompt_data": "a /a.jsonl", "eval_interval": "5", "eval_temperature": "0", "eval_top_p": "0.7"},
+            ("/a.jsonl", True, 0, 1.0),
+        ),
     ],
 )
 def test_evaluation_answers_as_slime_does(launched, flags, shown):
     options = launched(**flags).config().eval
     assert (options.data.path, options.greedy, options.num_samples, options.temperature) == shown
+
+
+def test_without_an_interval_nothing_is_evaluated_as_in_slime(launched):
+    found = launched(eval_prompt_data="a /a.jsonl", n_samples_per_eval_prompt="4", eval_top_p="0.7")
+    assert "eval" not in found.values
+    for flag in ("--eval-prompt-data", "--n-samples-per-eval-prompt", "--eval-top-p"):
+        assert "Add --eval-interval to the script" in found.reason(flag)
 
 
 def test_options_of_an_evaluation_without_data_have_strop_s_reason(launched):

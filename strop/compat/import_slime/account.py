@@ -62,7 +62,11 @@ class Account:
         """Flags under the reason that they share, and what stands in the file for the reader to replace."""
         by_reason: dict[str, list[str]] = {}
         for row in rows:
-            if row.words.startswith("! ") and row.words != "! ":
+            if row.words.startswith("! ") and row.option in self.unread:
+                by_reason.setdefault("stands for the value that could not be read.", []).append(
+                    f'{row.option} = "{row.value}"'
+                )
+            elif row.words.startswith("! ") and row.words != "! ":
                 by_reason.setdefault(f"{row.words[2:]}.", []).append(f'{row.option} = "{row.value}"')
             elif row.option is None:
                 by_reason.setdefault(row.words, []).append(self._flags(row))

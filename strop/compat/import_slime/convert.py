@@ -69,7 +69,8 @@ def import_script(path: Path, name: str) -> Imported:
     script = read_script(path)
     given = Given({flag.name: flag for flag in script.flags})
     purpose = purpose_of(given, script, path.name)
-    unread = {flag.name: flag for flag in given.flags.values() if _is_unread(flag)}
+    options = _options_of([flag for flag in given.flags.values() if _is_unread(flag)], given)
+    unread = {name: given.flags[name] for name in options}
     read = Given({name: flag for name, flag in given.flags.items() if name not in unread})
     draft = _drafted(read)
     config, values, refused = _settle(draft, name)
@@ -81,11 +82,11 @@ def import_script(path: Path, name: str) -> Imported:
         config, values, refused = _settle(draft, name, refused)
     now, defaults = tree.values(config), tree.defaults(config)
     written = {path: now[path] for path in values if _is_needed(path) or now[path] != defaults[path]}
-    options = _options_of(unread, given)
     account = Account(given, now, written, refused, frozenset(o for named in options.values() for o in named))
-    lines = [_unread_line(flag, options[flag.name], now) for flag in unread.values()]
+    lines = [_unread_line(flag, options[flag.name]) for flag in unread.values()]
+    comments = [_unread_comment(flag, options[flag.name]) for flag in unread.values()]
     return Imported(
-        document(TrainConfig, written, [_TITLE.format(path.name), *(line.replace("\n   ", "") for line in lines)]),
+        document(TrainConfig, written, [_TITLE.format(path.name), *comments]),
         purpose,
         [account.line(row) for row in draft.rows if account.is_mapped(row)],
         [account.default_line(row) for row in draft.rows if account.is_default(row)],
@@ -108,12 +109,16 @@ def _is_unread(flag: Flag) -> bool:
     return flag.name in MAPPED and any(word.unknown for word in flag.words[: _most(flag)])
 
 
-def _unread_line(flag: Flag, options: list[str], now: dict[str, Any]) -> str:
+def _unread_line(flag: Flag, options: list[str]) -> str:
     """A flag whose value cannot be read, and what to set instead."""
-    stand = [f"{option} is left at its default" if option in now else option for option in options]
-    why = f"could not be read: {only_the_shell(flag.unknown)}"
-    named = f" ({', '.join(stand)})" if options else ""
-    return f"{hidden(str(flag))} (line {flag.line})\n    {why}{named}: put its value into the config."
+    here = f"{', '.join(options)} {'is' if len(options) == 1 else 'are'} left at the default"
+    return f"{hidden(str(flag))} (line {flag.line})\n    {only_the_shell(flag.unknown)}: {here}. Put the value into the config."
+
+
+def _unread_comment(flag: Flag, options: list[str]) -> str:
+    """The same as a line of the file."""
+    text = f"{hidden(str(flag))} could not be read: set {' and '.join(options)}."
+    return "".join(letter if letter.isprintable() else " " for letter in text)
 
 
 def _drafted(given: Given) -> Draft:
@@ -138,12 +143,11 @@ def _with(given: Given, values: dict[str, str]) -> Given:
     return Given(given.flags | others)
 
 
-def _options_of(unread: dict[str, Flag], given: Given) -> dict[str, list[str]]:
-    """The options that flags would set if their values were known."""
-    rows = _drafted(given).rows if unread else []
-    return {
-        flag: list(dict.fromkeys(row.option for row in rows if flag in row.flags and row.option)) for flag in unread
-    }
+def _options_of(flags: list[Flag], given: Given) -> dict[str, list[str]]:
+    """The options that flags would set if their values were known; none for a flag that sets none."""
+    rows = _drafted(given).rows if flags else []
+    found = {flag.name: [row.option for row in rows if flag.name in row.flags and row.option] for flag in flags}
+    return {name: list(dict.fromkeys(options)) for name, options in found.items() if options}
 
 
 def _is_needed(path: str) -> bool:

@@ -80,6 +80,8 @@ class Variables:
             value = self.number(part.text, line)
             return [unknown(str(part), line) if value is None else known(str(value), line)]
         if part.kind == "command":
+            if not part.text.strip() or (part.text.lstrip().startswith("#") and "\n" not in part.text):
+                return []  # nothing but a comment
             here = _HERE.fullmatch(part.text.strip())
             if here is not None:
                 return [known(str(Path(f"{self.file.resolve().parent}{here['up']}").resolve()), line)]

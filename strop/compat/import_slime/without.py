@@ -12,17 +12,17 @@ _REASONS: dict[str, str] = {
         --distributed-backend --distributed-timeout-minutes --allgather-cp --cp-comm-type --train-backend""",
     "strop trains and samples on one device, model.device; there are no nodes or GPUs to share out.": """
         --actor-num-nodes --actor-num-gpus-per-node --critic-num-nodes --critic-num-gpus-per-node --rollout-num-gpus
-        --rollout-num-gpus-per-engine --num-gpus-per-node --rollout-external-engine-addrs --start-rollout-id""",
+        --rollout-num-gpus-per-engine --num-gpus-per-node""",
     "strop's engine samples from the trainer's own weights in one process: nothing is moved, sent or taken off the device.": """
         --colocate --offload --offload-train --offload-rollout --no-offload-train --no-offload-rollout
         --update-weight-buffer-size --update-weight-mode --update-weight-transport --update-weight-disk-dir
         --update-weight-disk-keep-files --update-weight-delta-encoding --update-weight-delta-checksum
-        --update-weight-local-checkpoint-dir --custom-update-weight-post-write-path --update-weights-interval
-        --flush-cache-interval --release-train --check-weight-update-equal --keep-old-actor""",
-    "strop has no recomputation of activations; lower trainer.max_tokens_per_micro_batch where memory is short.": """
-        --recompute-granularity --recompute-method --recompute-num-layers --recompute-modules --recompute-loss-function
-        --log-probs-chunk-size --log-probs-max-tokens-per-gpu --optimizer-cpu-offload --optimizer-offload-fraction
-        --use-precision-aware-optimizer --cpu-offloading --fp8-format --fp8-recipe --gradient-checkpointing""",
+        --update-weight-local-checkpoint-dir --delta-compression --delta-dtype --delta-full-interval
+        --custom-update-weight-post-write-path
+        --flush-cache-interval --release-train --check-weight-update-equal""",
+    "strop computes no activations anew; lower trainer.max_tokens_per_micro_batch where memory is short.": """
+        --recompute-granularity --recompute-method --recompute-num-layers --recompute-modules
+        --gradient-checkpointing --cpu-offloading""",
     "strop cuts micro-batches by tokens (trainer.max_tokens_per_micro_batch), and how they are cut changes no gradient.": """
         --micro-batch-size --balance-data --balance-by-flops --data-pad-size-multiplier --qkv-format""",
     "strop trains the critic beside the policy, in one run.": "--critic-train-only",
@@ -31,21 +31,19 @@ _REASONS: dict[str, str] = {
         --dynamic-sampling-filter-path --over-sampling-batch-size --over-sampling-filter-path --buffer-filter-path
         --buffer-sort-by-staleness --rollout-sample-filter-path --rollout-all-samples-process-path""",
     "strop finishes every response in the step that began it: there is no partial rollout.": """
-        --partial-rollout --mask-offpolicy-in-partial-rollout --use-fault-tolerance --rollout-health-check-interval
-        --rollout-health-check-timeout --rollout-health-check-first-wait --rollout-cleanup-timeout
-        --rollout-session-id --rollout-io-concurrency""",
+        --partial-rollout --mask-offpolicy-in-partial-rollout""",
     "strop has no hook for this function of yours.": """
         --rollout-function-path --custom-generate-function-path --rollout-sample-hook-path --eval-function-path
         --custom-rollout-log-function-path --custom-eval-rollout-log-function-path --rollout-data-postprocess-path
         --data-source-path --custom-loss-function-path --custom-advantage-function-path --custom-tis-function-path
         --custom-pg-loss-reducer-function-path --custom-reward-post-process-path --custom-model-provider-path
-        --custom-convert-samples-to-train-data-path --custom-config-path""",
+        --custom-convert-samples-to-train-data-path""",
     "strop ends a response at token ids (rollout.stop_token_ids), not at text.": "--rollout-stop",
     "strop does not drop long prompts: one that does not fit the model is an error that names its row.": """
         --rollout-max-prompt-len --rollout-max-context-len --eval-max-prompt-len --eval-max-context-len""",
     "strop has no least length of a response.": "--eval-min-new-tokens",
     "strop's prompts are text: there are no tools, images or settings of the chat template.": """
-        --tool-key --eval-tool-key --multimodal-keys --apply-chat-template-kwargs --loss-mask-type""",
+        --tool-key --eval-tool-key --multimodal-keys --apply-chat-template-kwargs""",
     "strop evaluates one set of prompts, [eval.data], before the first step, every eval.every_steps and after the last.": """
         --eval-config --skip-eval-before-train""",
     "strop takes one reward for training and evaluation.": "--eval-reward-key",
@@ -53,35 +51,29 @@ _REASONS: dict[str, str] = {
         --use-opd --opd-type --opd-kl-coef --opd-teacher-load --opd-teacher-ckpt-step""",
     "strop's losses are those of algorithm.policy_loss.kind; strop sft trains on demonstrations.": """
         --loss-type --pg-loss-type --use-score-centering --score-centering-top-k
-        --disable-compute-advantages-and-returns --use-rollout-entropy""",
+        --disable-compute-advantages-and-returns --fipo-decay-rate --fipo-clip-ratio --fipo-dual-clip-c""",
     "strop measures the gap between sampler and trainer in every step (guards.max_logprob_gap) and needs no flag for it.": """
-        --get-mismatch-metrics --ci-test --ci-disable-kl-checker --ci-train-rollout-logprob-abs-diff-threshold
-        --ci-save-grad-norm --ci-load-grad-norm""",
+        --get-mismatch-metrics""",
     "strop replays no routing of experts.": """
-        --use-routing-replay --use-rollout-routing-replay --routing-replay-prefetch-microbatches
-        --use-slime-router --enable-mtp-training --mtp-num-layers --mtp-loss-scaling-factor""",
+        --use-routing-replay --use-rollout-routing-replay --routing-replay-prefetch-microbatches""",
     "strop trains all weights by AdamW, its moments kept from step to step.": """
         --only-train-params-name-list --freeze-params-name-list --freeze-indexer --reset-optimizer-states
-        --use-stateless-adam --lr-warmup-init --lr-decay-iters --lr-wsd-decay-style --lr-wsd-decay-iters
-        --override-opt-param-scheduler --use-checkpoint-opt-param-scheduler --accumulate-allreduce-grads-in-fp32
-        --grad-reduce-in-bf16""",
+        --use-stateless-adam --sgd-momentum""",
     "strop reads Hugging Face folders (model.path), not Megatron's checkpoints; the reference is the model before step 1.": """
         --load --ref-load --ref-ckpt-step --ckpt-step --ckpt-format --megatron-to-hf-mode --model-name
         --no-load-optim --no-load-rng --finetune""",
     "strop writes a Hugging Face folder, model/ in the run folder, and checkpoints that a run can go on from.": """
-        --save-hf --async-save --no-save-optim --no-save-rng --save-retain-interval --async-strategy""",
+        --save-hf --async-save --no-save-optim --no-save-rng --async-strategy""",
     "strop writes metrics.jsonl, rollouts/ and report.html in the run folder, and sends nothing anywhere.": """
         --log-multi-turn --log-passrate --log-reward-category --log-correct-samples --log-interval
         --tensorboard-dir""",
     "strop has no replay of single phases; the run folder's rollouts/ holds what was sampled, strop eval samples alone.": """
         --save-debug-rollout-data --load-debug-rollout-data --load-debug-rollout-data-subsample --save-debug-train-data
-        --load-forge-rollout-data --debug-rollout-only --debug-train-only --dump-details --memory-snapshot-dir
-        --memory-snapshot-num-steps --memory-recorder --record-memory-history --profile-target""",
+        --load-forge-rollout-data --debug-rollout-only --debug-train-only --dump-details""",
     "strop keeps rollouts in memory, in one process: there is no buffer service, store or proxy.": """
         --rollout-buffer-url --fetch-trajectory-retry-times --min-batch-collection-ratio --rollout-task-type
         --rollout-data-transport --rollout-data-dir --rollout-storage-profile --rollout-storage-declaration
-        --rollout-queue-run-id --rollout-queue-online-gc --rollout-queue-lease-seconds --rollout-queue-segment-mib
-        --http-proxy --use-distributed-post --train-env-vars""",
+        --rollout-queue-run-id --rollout-queue-online-gc --rollout-queue-lease-seconds --rollout-queue-segment-mib""",
     "strop reads the model's shape and its kernels' settings from the model folder (config.json).": """
         --num-layers --hidden-size --ffn-hidden-size --num-attention-heads --num-query-groups --group-query-attention
         --kv-channels --vocab-size --padded-vocab-size --make-vocab-size-divisible-by --max-position-embeddings
@@ -92,7 +84,53 @@ _REASONS: dict[str, str] = {
         --qk-pos-emb-head-dim --v-head-dim --mscale --mscale-all-dim --num-experts --no-rope-fusion
         --post-self-attn-layernorm --post-mlp-layernorm --use-gated-attention --attention-output-gate
         --apply-layernorm-1p --qwen-gdn-backend --no-masked-softmax-fusion --no-bias-swiglu-fusion
-        --no-persist-layer-norm --cross-entropy-loss-fusion --enable-experimental --force-fp8-ue8m0-scale""",
+        --no-persist-layer-norm --cross-entropy-loss-fusion --enable-experimental --squared-relu
+        --attn-implementation --hybrid-override-pattern --mamba-num-heads --mamba-head-dim --mamba-state-dim
+        --mamba-num-groups""",
+    "strop goes on from a checkpoint's own step: strop train CONFIG --resume.": "--start-rollout-id",
+    "strop samples with its own engine, in its own process: there is no server, no router and no health of one to check.": """
+        --rollout-external-engine-addrs --use-slime-router --use-fault-tolerance --rollout-health-check-interval
+        --rollout-health-check-timeout --rollout-health-check-first-wait --rollout-cleanup-timeout --rollout-session-id
+        --http-proxy --use-distributed-post""",
+    "strop trains in the process that you start: set its environment there.": "--train-env-vars",
+    "strop samples with the newest weights; old log-probabilities are taken before a batch's first update, without a copy.": """
+        --keep-old-actor --update-weights-interval""",
+    "strop keeps AdamW's moments and master weights in float32 on model.device: none are moved to the CPU or narrowed.": """
+        --optimizer-cpu-offload --optimizer-offload-fraction --overlap-cpu-optimizer-d2h-h2d
+        --use-precision-aware-optimizer --main-grads-dtype --main-params-dtype --exp-avg-dtype --exp-avg-sq-dtype""",
+    "strop sums gradients over micro-batches in float32, and has no other processes to sum them with.": """
+        --accumulate-allreduce-grads-in-fp32 --grad-reduce-in-bf16 --no-gradient-accumulation-fusion""",
+    "strop trains and samples in float32 or bfloat16 (model.dtype), never in 8 bits.": """
+        --fp8-format --fp8-recipe --fp8-param-gather --force-fp8-ue8m0-scale""",
+    "strop never holds the logits of a whole batch, and cuts every pass by trainer.max_tokens_per_micro_batch.": """
+        --log-probs-chunk-size --log-probs-max-tokens-per-gpu --recompute-loss-function""",
+    "strop has no switch for it: on a CPU a run of the same seed is the same bit for bit, on a GPU kernels may differ.": """
+        --deterministic-mode""",
+    "strop's schedules go from 0 to trainer.lr in the warm-up, and to 0 at the end of the run.": """
+        --lr-warmup-init --lr-decay-iters --lr-wsd-decay-style --lr-wsd-decay-iters""",
+    "strop goes on with the schedule of its config after --resume.": """
+        --override-opt-param-scheduler --use-checkpoint-opt-param-scheduler""",
+    "strop trains no heads that predict several tokens at once.": """
+        --enable-mtp-training --mtp-num-layers --mtp-loss-scaling-factor""",
+    "strop learns from exactly the tokens that were sampled: no mask is made from a chat template.": "--loss-mask-type",
+    "strop reads no second file: what your function needs stands in [reward.args].": "--custom-config-path",
+    "strop makes no mask from the entropy of tokens.": "--use-rollout-entropy",
+    "a switch of slime's own tests.": """
+        --ci-test --ci-disable-kl-checker --ci-train-rollout-logprob-abs-diff-threshold --ci-save-grad-norm
+        --ci-load-grad-norm""",
+    "strop stops at a loss or gradient that is not finite, always.": "--no-check-for-nan-in-loss-and-grad",
+    "strop has no recorder of memory or time.": """
+        --memory-snapshot-dir --memory-snapshot-num-steps --memory-recorder --record-memory-history --profile-target
+        --use-pytorch-profiler --profile-step-start --profile-step-end --profile""",
+    "strop keeps the newest checkpoints, as many as run.keep_checkpoints says.": "--save-retain-interval",
+    "strop keeps rollouts in memory, and needs no threads for files of them.": "--rollout-io-concurrency",
+    "strop trains all weights: it has no adapters (LoRA).": """
+        --use-lora --lora-rank --lora-alpha --lora-target-preset --lora-weight-decay --lora-learning-rate --lora-load
+        --save-lora --lora-save-merged-hf""",
+    "strop's prompts are text: there is no processor of images.": "--processor",
+    "strop has one teacher at most; slime's main branch has no such flag.": """
+        --use-mopd --mopd-teacher-mode --mopd-distill-type --mopd-topk-k --mopd-alpha --mopd-eps-low --mopd-eps-high
+        --mopd-sampling-logprobs-key""",
 }
 
 WITHOUT = {flag: reason for reason, flags in _REASONS.items() for flag in flags.split()}
