@@ -104,6 +104,8 @@ class Scorer:
             raise
         except Exception as error:  # noqa: BLE001  a user's function may raise anything; on_error decides
             return self._failure(error, rollout)
+        except SystemExit as ended:
+            return self._failure(_as_error(ended), rollout)
         return self._checked(value, rollout)
 
     def _score_batch(self, rollouts: list[Rollout]) -> Iterator[float | _Failure | dict[str, float] | None]:
@@ -114,6 +116,9 @@ class Scorer:
             raise
         except Exception as error:  # noqa: BLE001  as above
             yield from [self._failure(error, rollouts[0])] * len(rollouts)
+            return
+        except SystemExit as ended:
+            yield from [self._failure(_as_error(ended), rollouts[0])] * len(rollouts)
             return
         if isinstance(values, str | bytes | dict) or not hasattr(values, "__len__") or not hasattr(values, "__iter__"):
             raise RewardError(
@@ -198,6 +203,11 @@ class Scorer:
         if self._on_error == "zero":
             return replace(rollout, reward=0.0)
         return replace(rollout, reward=None, excluded=outcome.excluded)
+
+
+def _as_error(ended: SystemExit) -> Exception:
+    """sys.exit in a scoring function, which must not end the run without a word."""
+    return RuntimeError(f"{ended!r}, which would have ended the run")
 
 
 def _name_zeros(scored: list[Rollout], failed: list[int]) -> None:

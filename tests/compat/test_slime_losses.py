@@ -76,6 +76,39 @@ def test_the_arguments_have_slime_s_names():
     assert compute_cispo_loss(ppo_kl=one, log_probs=one, advantages=one, eps_clip=0.2, eps_clip_high=0.2)
 
 
+ONE_FOR_ALL = {
+    "a number": 2.0,
+    "of no dimension": torch.tensor(2.0),
+    "of length 1": torch.tensor([2.0]),
+    "one for each row": torch.tensor([[2.0], [-1.0]]),
+}
+
+
+@pytest.mark.parametrize("advantages", ONE_FOR_ALL.values(), ids=ONE_FOR_ALL)
+def test_advantages_are_broadcast_to_the_tokens_as_in_slime(advantages):
+    ppo_kl = -torch.tensor([[2.0, 0.5], [1.0, 4.0]]).log()
+    below = -1.0 if isinstance(advantages, torch.Tensor) and advantages.dim() == 2 else 2.0
+    loss, clipped = compute_policy_loss(ppo_kl, advantages, 0.2, 0.2, 3.0)
+    # first row, A = 2: -2 * 1.2 (held), -2 * 0.5;  second row, A = 2: -2, -2 * 1.2 (held), or A = -1: 1, 3 (capped)
+    second = [-2.0, -2.4] if below == 2 else [1.0, 3.0]
+    assert loss.tolist() == [pytest.approx([-2.4, -1.0]), pytest.approx(second)]
+    assert clipped.tolist() == [[1.0, 0.0], [0.0, 1.0 if below == 2 else 0.0]]
+    loss, _ = compute_cispo_loss(ppo_kl, torch.full((2, 2), -1.0), advantages, 1.0, 1.0)
+    # -w A log pi = w A with w cut at 2
+    assert loss.tolist() == [pytest.approx([4.0, 1.0]), pytest.approx([1.0 * below, 2.0 * below])]
+
+
+def test_advantages_that_do_not_fit_are_refused():
+    with pytest.raises(ValueError, match="shape"):
+        compute_policy_loss(torch.zeros(4), torch.ones(3), 0.2, 0.2)
+
+
+def test_bfloat16_gives_float32():
+    ppo_kl = torch.zeros(2, dtype=torch.bfloat16)
+    assert compute_policy_loss(ppo_kl, ppo_kl, 0.2, 0.2)[0].dtype == torch.float32
+    assert compute_cispo_loss(ppo_kl, ppo_kl, ppo_kl, 0.2, 0.2)[0].dtype == torch.float32
+
+
 def test_they_need_nothing_but_torch():
     program = """
 import sys, torch

@@ -175,9 +175,96 @@ def test_an_attribute_of_args_that_is_not_there_is_named_with_where_to_set_it(sc
 
 def test_a_field_of_the_sample_that_is_not_there_is_named(scored):
     with pytest.raises(
-        RewardError, match=r"sample.multimodal_inputs is not there: strop's samples have group_index, index"
+        RewardError, match=r"sample.images is not there: strop's samples have group_index, index, prompt"
     ):
-        scored("async def f(args, sample):\n    return sample.multimodal_inputs", [make_rollout("a")])
+        scored("async def f(args, sample):\n    return sample.images", [make_rollout("a")])
+
+
+def test_fields_of_what_strop_does_not_have_hold_what_slime_s_hold_without_it(scored):
+    source = """
+    async def f(args, sample):
+        assert sample.multimodal_inputs is sample.multimodal_train_inputs is sample.rollout_routed_experts is None
+        assert sample.teacher_log_probs is sample.generate_function_path is sample.custom_rm_path is None
+        assert sample.train_metadata is sample.session_id is None and sample.non_generation_time == 0.0
+        assert sample.spec_info.spec_accept_rate == 0.0 and sample.spec_info.spec_accept_length == 0.0
+        assert sample.prefix_cache_info.prefix_cache_hit_rate == 0.0
+        assert isinstance(sample.spec_info, type(sample).SpecInfo)
+        return 1
+    """
+    assert rewards(scored(source, [SAMPLED])) == [1.0]
+
+
+def test_a_sample_goes_to_a_dict_and_back(scored):
+    source = """
+    import json
+    from slime.utils.types import Sample
+
+    async def f(args, sample):
+        sample.mine = [1]
+        data = json.loads(json.dumps(sample.to_dict()))
+        assert data["status"] == "truncated" and data["response"] == "two" and data["mine"] == [1]
+        assert data["spec_info"]["spec_draft_token_num"] == 0 and data["prefix_cache_info"]["cached_tokens"] == 0
+        back = Sample.from_dict(data | {"more": 2, "spec_info": {"spec_accept_token_num": 3, "spec_draft_token_num": 4}})
+        assert back.status is Sample.Status.TRUNCATED and back.tokens == sample.tokens and back.mine == [1]
+        assert back.more == 2 and back.spec_info.spec_accept_rate == 0.75
+        return 1
+    """
+    assert rewards(scored(source, [SAMPLED])) == [1.0]
+
+
+def test_a_function_of_many_samples_that_is_given_one_is_told_of_reward_batched(scored):
+    with pytest.raises(RewardError, match=r"TypeError: a sample is no list of samples: set reward.batched = true"):
+        scored("async def f(args, samples):\n    return [1.0 for sample in samples]", [make_rollout("a")])
+
+
+def test_a_function_of_one_sample_that_is_given_a_list_is_told_of_reward_batched(scored):
+    with pytest.raises(RewardError, match=r"samples.response is not there, .* set reward.batched = false if"):
+        scored("async def f(args, sample):\n    return len(sample.response)", [make_rollout("a")], batched=True)
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_text_in_a_dict_without_reward_key_names_reward_key(scored, batched):
+    value = '{"acc": 1.0, "pred": "x", "n": 2}'
+    source = f"async def f(args, given):\n    return {f'[{value}] * len(given)' if batched else value}"
+    with pytest.raises(RewardError, match=r"reward.reward_key must name .*:f returns text") as refused:
+        scored(source, [make_rollout("a")], batched=batched)
+    assert "got a dict whose pred is text; set it to the one that is: acc, n." in str(refused.value)
+
+
+ENDS = """
+import asyncio, sys
+
+async def leave():
+    sys.exit(3)
+
+async def f(args, sample):
+    if sample.response == "a":
+        {ending}
+    return 2
+"""
+ENDINGS = {
+    "SystemExit(3)": "sys.exit(3)",
+    "KeyboardInterrupt()": "raise KeyboardInterrupt",
+    "CancelledError()": "raise asyncio.CancelledError",
+    "SystemExit(3) of a task": "await asyncio.create_task(leave())",
+    "SystemExit(3) of a gathered task": "await asyncio.gather(leave())",
+}
+
+
+@pytest.mark.parametrize("name", ENDINGS)
+def test_a_function_that_would_end_the_run_is_one_that_fails(scored, name):
+    source = ENDS.replace("{ending}", ENDINGS[name])
+    rollouts = [make_rollout("b"), make_rollout("a")]
+    with pytest.raises(RewardError) as refused:
+        scored(source, rollouts)
+    assert f"raised RuntimeError: {name.split(' ')[0]}, which would have ended the run" in str(refused.value)
+    assert rewards(scored(source, rollouts, on_error="zero")) == [2.0, 0.0]
+    assert rewards(scored(source, rollouts, on_error="exclude")) == [2.0, None]
+
+
+def test_a_plain_function_that_would_end_the_run_is_one_that_fails(scored):
+    source = "import sys\ndef f(args, sample):\n    sys.exit('bye')"
+    assert rewards(scored(source, [make_rollout("a")], on_error="zero")) == [0.0]
 
 
 FAILS_ON_A = """

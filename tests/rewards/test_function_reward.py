@@ -87,3 +87,15 @@ def test_a_module_that_fails_to_load_is_an_error_with_its_cause(tmp_path, source
     with pytest.raises(RewardError, match=rf"^reward\.function = '{function}': .* failed, .*{reason}") as caught:
         make_scorer(FunctionRewardOptions(function=function))
     assert isinstance(caught.value.__cause__, Exception)
+
+
+@pytest.mark.parametrize("batched", [False, True])
+@pytest.mark.parametrize("on_error, reward", [("zero", 0.0), ("exclude", None), ("fail", "refused")])
+def test_a_function_that_would_end_the_run_is_one_that_fails(tmp_path, batched, on_error, reward):
+    (tmp_path / "leaves.py").write_text("def score(given): raise SystemExit(3)")
+    options = FunctionRewardOptions(function="leaves.py:score", on_error=on_error, batched=batched)
+    if reward == "refused":
+        with pytest.raises(RewardError, match=r"raised RuntimeError: SystemExit\(3\), which would have ended the run"):
+            make_scorer(options)([make_rollout("a")])
+    else:
+        assert make_scorer(options)([make_rollout("a")]).rollouts[0].reward == reward

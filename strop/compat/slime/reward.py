@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib.util
 import inspect
 import itertools
@@ -14,7 +15,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-from strop.compat.slime.sample import Sample, sample_of
+from strop.compat.slime.sample import Sample, SamplesOfAPrompt, sample_of
 from strop.types import RewardError, Rollout
 
 
@@ -79,7 +80,7 @@ class SlimeReward:
         groups: dict[Any, list[int]] = {}
         for place, sample in enumerate(samples):
             groups.setdefault(sample.group_index, []).append(place)
-        calls = (self._call([samples[place] for place in places]) for places in groups.values())
+        calls = (self._call(SamplesOfAPrompt(samples[place] for place in places)) for places in groups.values())
         found: list[Any] = [None] * len(samples)
         for places, scores in zip(groups.values(), await asyncio.gather(*calls, return_exceptions=True), strict=True):
             for place, score in zip(places, self._as_many(scores, len(places)), strict=True):
@@ -98,18 +99,39 @@ class SlimeReward:
         return list(scores)
 
     async def _call(self, given: Any) -> Any:
-        result = self._function(self._args, given)
-        return await result if inspect.isawaitable(result) else result
+        try:
+            result = self._function(self._args, given)
+            return await result if inspect.isawaitable(result) else result
+        except (SystemExit, KeyboardInterrupt, asyncio.CancelledError) as ended:
+            # Of the function's own making: Ctrl-C comes to the main thread. As they are they would end the loop's thread,
+            # for whose results the run waits.
+            raise RuntimeError(f"{ended!r}, which would have ended the run") from ended
 
     def _value(self, score: Any) -> Any:
-        if self._reward_key is None or score is None or isinstance(score, Exception):
+        if score is None or isinstance(score, Exception):
             return score
+        if self._reward_key is None:
+            return self._named(score)
         if not isinstance(score, Mapping) or self._reward_key not in score:
             got = f"one with {', '.join(map(str, score))}" if isinstance(score, Mapping) else repr(score)
             raise RewardError(
                 f"{self.name} must return a dict with {self._reward_key!r} (reward.reward_key), got {got}."
             )
         return score[self._reward_key]
+
+    def _named(self, score: Any) -> Any:
+        """A score, of which each value of a dict is a reward, since no key says which one is."""
+        texts = (
+            [str(name) for name, value in score.items() if isinstance(value, str)] if isinstance(score, Mapping) else []
+        )
+        if texts:
+            numbers = [str(name) for name in score if str(name) not in texts]
+            one_of = f"; set it to the one that is: {', '.join(numbers)}" if numbers else ""
+            raise RewardError(
+                f"reward.reward_key must name the reward where {self.name} returns text beside it, got a dict whose "
+                f"{', '.join(texts)} {'is' if len(texts) == 1 else 'are'} text{one_of}."
+            )
+        return score
 
 
 def _finish(work: Coroutine[Any, Any, list[Any]]) -> list[Any]:
@@ -120,8 +142,15 @@ def _finish(work: Coroutine[Any, Any, list[Any]]) -> list[Any]:
 @cache
 def _loop() -> asyncio.AbstractEventLoop:
     loop = asyncio.new_event_loop()
-    threading.Thread(target=loop.run_forever, name="slime-rewards", daemon=True).start()
+    threading.Thread(target=_run_for_ever, args=(loop,), name="slime-rewards", daemon=True).start()
     return loop
+
+
+def _run_for_ever(loop: asyncio.AbstractEventLoop) -> None:
+    """asyncio ends its loop where a task exits; whoever awaits the task gets the exit too, and the loop must go on for it."""
+    while True:
+        with contextlib.suppress(SystemExit, KeyboardInterrupt):
+            loop.run_forever()
 
 
 def provide_slime_types() -> None:

@@ -1,0 +1,111 @@
+"""Names of flags of slime, copied by hand: facts to hold the import against."""
+
+# slime/utils/arguments.py of THUDM/slime, main branch.
+OF_ITS_PARSER = """
+    --actor-num-nodes --actor-num-gpus-per-node --rollout-num-gpus --rollout-num-gpus-per-engine --num-gpus-per-node
+    --colocate --offload --offload-train --no-offload-train --offload-rollout --no-offload-rollout --distributed-backend
+    --distributed-timeout-minutes --post-self-attn-layernorm --post-mlp-layernorm --use-gated-attention
+    --qwen-gdn-backend --train-env-vars --force-fp8-ue8m0-scale --update-weight-mode --update-weight-transport
+    --release-train --update-weight-disk-dir --update-weight-disk-keep-files --update-weight-delta-encoding
+    --update-weight-delta-checksum --custom-update-weight-post-write-path --update-weight-local-checkpoint-dir
+    --custom-model-provider-path --recompute-loss-function --log-probs-chunk-size --only-train-params-name-list
+    --freeze-params-name-list --freeze-indexer --allgather-cp --hf-checkpoint --model-name --flush-cache-interval
+    --rollout-function-path --rollout-temperature --rollout-top-p --rollout-top-k --rollout-max-context-len
+    --rollout-max-prompt-len --rollout-max-response-len --rollout-skip-special-tokens --rollout-stop
+    --rollout-stop-token-ids --rollout-shuffle --rollout-seed --over-sampling-batch-size --dynamic-sampling-filter-path
+    --partial-rollout --mask-offpolicy-in-partial-rollout --custom-generate-function-path --rollout-sample-hook-path
+    --custom-rollout-log-function-path --custom-eval-rollout-log-function-path --buffer-filter-path
+    --buffer-sort-by-staleness --update-weight-buffer-size --rollout-data-postprocess-path --rollout-data-transport
+    --rollout-data-dir --rollout-storage-profile --rollout-storage-declaration --rollout-queue-run-id
+    --rollout-queue-online-gc --rollout-queue-lease-seconds --rollout-queue-segment-mib --rollout-io-concurrency
+    --rollout-external-engine-addrs --rollout-session-id --use-fault-tolerance --rollout-health-check-interval
+    --rollout-health-check-timeout --rollout-health-check-first-wait --rollout-cleanup-timeout --num-rollout --num-epoch
+    --data-source-path --prompt-data --apply-chat-template --apply-chat-template-kwargs --input-key --label-key
+    --multimodal-keys --metadata-key --tool-key --start-rollout-id --rollout-batch-size --n-samples-per-prompt
+    --global-batch-size --num-steps-per-rollout --micro-batch-size --balance-data --balance-by-flops
+    --use-dynamic-batch-size --max-tokens-per-gpu --log-probs-max-tokens-per-gpu --eval-function-path --eval-interval
+    --eval-prompt-data --eval-config --skip-eval-before-train --eval-input-key --eval-label-key --eval-tool-key
+    --n-samples-per-eval-prompt --eval-temperature --eval-top-p --eval-top-k --eval-max-response-len
+    --eval-max-prompt-len --eval-min-new-tokens --eval-max-context-len --pg-loss-type --use-score-centering
+    --score-centering-top-k --ref-load --ref-ckpt-step --load --save --save-interval --async-save --no-save-optim
+    --save-hf --seed --clip-grad --calculate-per-token-loss --lr --num-critic-only-steps --megatron-config-path
+    --eps-clip --eps-clip-high --eps-clip-c --value-clip --kl-coef --loss-type --custom-loss-function-path
+    --kl-loss-type --advantage-estimator --disable-compute-advantages-and-returns --custom-advantage-function-path
+    --use-kl-loss --kl-loss-coef --use-unbiased-kl --ref-update-interval --entropy-coef --gamma --lambd
+    --normalize-advantages --disable-grpo-std-normalization --disable-rewards-normalization --use-rollout-entropy
+    --get-mismatch-metrics --reset-optimizer-states --use-stateless-adam --use-rollout-logprobs --use-tis --tis-clip
+    --tis-clip-low --custom-tis-function-path --custom-pg-loss-reducer-function-path --use-routing-replay
+    --use-rollout-routing-replay --routing-replay-prefetch-microbatches --use-opsm --opsm-delta --use-opd --opd-type
+    --opd-kl-coef --opd-teacher-load --opd-teacher-ckpt-step --use-wandb --wandb-mode --wandb-dir --wandb-key
+    --wandb-host --wandb-team --wandb-group --wandb-project --disable-wandb-random-suffix --wandb-always-use-train-step
+    --log-multi-turn --log-passrate --log-reward-category --log-correct-samples --wandb-run-id --use-tensorboard
+    --tb-project-name --tb-experiment-name --save-debug-rollout-data --load-forge-rollout-data --load-debug-rollout-data
+    --load-debug-rollout-data-subsample --save-debug-train-data --dump-details --memory-snapshot-dir
+    --memory-snapshot-num-steps --memory-recorder --record-memory-history --check-weight-update-equal --http-proxy
+    --use-distributed-post --rm-type --reward-key --eval-reward-key --group-rm --rm-url --custom-rm-path
+    --custom-reward-post-process-path --custom-convert-samples-to-train-data-path --rollout-buffer-url
+    --fetch-trajectory-retry-times --min-batch-collection-ratio --rollout-task-type --loss-mask-type
+    --data-pad-size-multiplier --rollout-sample-filter-path --rollout-all-samples-process-path
+    --custom-megatron-init-path --custom-megatron-before-log-prob-hook-path
+    --custom-megatron-before-train-step-hook-path --megatron-deepgemm-forward-layers --megatron-deepgemm-forward-modules
+    --megatron-deepgemm-moe-forward-layers --megatron-deepgemm-moe-forward-modules --mtp-num-layers
+    --mtp-loss-scaling-factor --enable-mtp-training --ci-test --ci-disable-kl-checker
+    --ci-train-rollout-logprob-abs-diff-threshold --ci-save-grad-norm --ci-load-grad-norm --custom-config-path
+    --padded-vocab-size --async-strategy --train-backend --debug-rollout-only --debug-train-only
+""".split()  # noqa: SIM905
+
+# Behind a train*.py in scripts/*.sh, scripts/models/*.sh and examples/**/*.sh of THUDM/slime and its forks: some forty
+# scripts, among them those of Qwen3, Qwen3-Next, GLM, Kimi K2, DeepSeek R1, MiMo, GPT-OSS, MiniMax, Nemotron and Gemma.
+OF_ITS_SCRIPTS = """
+    --accumulate-allreduce-grads-in-fp32 --actor-num-gpus-per-node --actor-num-nodes --adam-beta1 --adam-beta2
+    --adam-eps --advantage-estimator --apply-chat-template --apply-chat-template-kwargs --apply-layernorm-1p
+    --attention-backend --attention-dropout --attention-output-gate --attention-softmax-in-fp32 --attn-implementation
+    --balance-data --bf16 --buffer-filter-path --calculate-per-token-loss --clip-grad --colocate --context-parallel-size
+    --custom-config-path --custom-generate-function-path --custom-loss-function-path --custom-model-provider-path
+    --custom-reward-post-process-path --custom-rm-path --custom-tis-function-path --data-pad-size-multiplier
+    --debug-rollout-only --debug-train-only --decoder-last-pipeline-num-layers --delta-compression --delta-dtype
+    --delta-full-interval --deterministic-mode --disable-bias-linear --disable-compute-advantages-and-returns
+    --disable-grpo-std-normalization --disable-rewards-normalization --disable-wandb-random-suffix
+    --dynamic-sampling-filter-path --enable-mtp-training --entropy-coef --eps-clip --eps-clip-c --eps-clip-high
+    --eval-config --eval-input-key --eval-interval --eval-label-key --eval-max-response-len --eval-prompt-data
+    --eval-reward-key --eval-temperature --eval-top-k --eval-top-p --expert-model-parallel-size
+    --expert-tensor-parallel-size --ffn-hidden-size --finetune --fipo-clip-ratio --fipo-decay-rate --fipo-dual-clip-c
+    --fp16 --fp8-format --fp8-param-gather --fp8-recipe --fsdp-full-params --gamma --get-mismatch-metrics
+    --global-batch-size --grad-reduce-in-bf16 --gradient-checkpointing --group-query-attention --group-rm
+    --hf-checkpoint --hidden-dropout --hidden-size --hybrid-override-pattern --input-key --kl-coef --kl-loss-coef
+    --kl-loss-type --kv-channels --label-key --linear-attention-freq --linear-conv-kernel-dim --linear-key-head-dim
+    --linear-num-key-heads --linear-num-value-heads --linear-value-head-dim --load --log-probs-chunk-size --lora-alpha
+    --lora-learning-rate --lora-load --lora-rank --lora-save-merged-hf --lora-target-preset --lora-weight-decay
+    --loss-mask-type --loss-type --lr --lr-decay-style --lr-warmup-fraction --lr-warmup-iters
+    --make-vocab-size-divisible-by --mamba-head-dim --mamba-num-groups --mamba-num-heads --mamba-state-dim
+    --max-tokens-per-gpu --megatron-to-hf-mode --metadata-key --micro-batch-size --min-lr --model-name
+    --moe-aux-loss-coeff --moe-enable-deepep --moe-ffn-hidden-size --moe-grouped-gemm --moe-layer-freq
+    --moe-permute-fusion --moe-router-dtype --moe-router-load-balancing-type --moe-router-score-function
+    --moe-router-topk --moe-shared-expert-gate --moe-shared-expert-intermediate-size --moe-token-dispatcher-type
+    --moe-token-drop-policy --mopd-alpha --mopd-distill-type --mopd-eps-high --mopd-eps-low --mopd-sampling-logprobs-key
+    --mopd-teacher-mode --mopd-topk-k --mtp-loss-scaling-factor --mtp-num-layers --multimodal-keys
+    --n-samples-per-eval-prompt --n-samples-per-prompt --no-check-for-nan-in-loss-and-grad
+    --no-gradient-accumulation-fusion --no-persist-layer-norm --no-save-optim --norm-epsilon --normalization
+    --normalize-advantages --num-attention-heads --num-epoch --num-experts --num-layers --num-query-groups --num-rollout
+    --num-steps-per-rollout --opsm-delta --optimizer --optimizer-cpu-offload --over-sampling-batch-size
+    --overlap-cpu-optimizer-d2h-h2d --partial-rollout --pipeline-model-parallel-size --position-embedding-type
+    --processor --prompt-data --qk-layernorm --qkv-format --recompute-granularity --recompute-loss-function
+    --recompute-method --recompute-num-layers --ref-load --ref-update-interval --reset-optimizer-states --reward-key
+    --rm-type --rm-url --rollout-batch-size --rollout-function-path --rollout-max-context-len --rollout-max-prompt-len
+    --rollout-max-response-len --rollout-num-gpus --rollout-num-gpus-per-engine --rollout-seed --rollout-shuffle
+    --rollout-skip-special-tokens --rollout-stop --rollout-stop-token-ids --rollout-temperature --rollout-top-k
+    --rollout-top-p --rotary-base --rotary-percent --save --save-interval --save-lora --seed --seq-length
+    --sequence-parallel --sglang-attention-backend --sglang-cuda-graph-bs --sglang-cuda-graph-max-bs
+    --sglang-deepep-mode --sglang-disable-radix-cache --sglang-dp-attention --sglang-dp-size --sglang-enable-deepep-moe
+    --sglang-enable-deterministic-inference --sglang-enable-dp-attention --sglang-enable-dp-lm-head
+    --sglang-enable-draft-weights-cpu-backup --sglang-enable-ep-moe --sglang-ep-size --sglang-expert-parallel-size
+    --sglang-max-running-requests --sglang-mem-fraction-static --sglang-moe-dense-tp-size --sglang-server-concurrency
+    --sglang-speculative-algorithm --sglang-speculative-eagle-topk --sglang-speculative-num-draft-tokens
+    --sglang-speculative-num-steps --sglang-tp --sglang-update-weight-delta-chunk-bytes --skip-eval-before-train --spec
+    --squared-relu --start-rollout-id --swiglu --tensor-model-parallel-size --tis-clip --tis-clip-low --tool-key
+    --train-backend --transformer-impl --untie-embeddings-and-output-weights --update-weight-buffer-size
+    --update-weight-mode --use-dynamic-batch-size --use-gated-attention --use-kl-loss --use-lora --use-mopd --use-opsm
+    --use-precision-aware-optimizer --use-rollout-logprobs --use-rollout-routing-replay --use-rotary-position-embeddings
+    --use-slime-router --use-tensorboard --use-tis --use-unbiased-kl --use-wandb --vocab-size --wandb-exp-name
+    --wandb-group --wandb-key --wandb-project --weight-decay
+""".split()  # noqa: SIM905
