@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from strop.compat.import_slime.not_followed import Aside, aside
@@ -71,7 +71,7 @@ def read_script(path: Path) -> Script:
     _take_flags(launch, script)
     _other_launches(shell, launch, script)
     _functions(shell, script)
-    _notes(shell, script)
+    _notes(shell, launch, script)
     return script
 
 
@@ -94,7 +94,7 @@ def _behind(word: Text, start: int) -> Text:
     if not first.is_known or len(first.text) < start:
         return word
     cut = word.with_text(first.text[start:])
-    return Text(word.line, (*cut.pieces, *others), word.defaults)
+    return replace(word, pieces=(*cut.pieces, *others))
 
 
 def _other_launches(shell: Shell, taken: Launch, script: Script) -> None:
@@ -120,19 +120,20 @@ def _functions(shell: Shell, script: Script) -> None:
             script.aside += aside([function], where, shell.functions)
 
 
-def _notes(shell: Shell, script: Script) -> None:
+def _notes(shell: Shell, launch: Launch, script: Script) -> None:
     """Variables that are set where nobody knows if the line runs, defaults that stand for variables, flags left over."""
     used = shell.variables.used
+    given = frozenset[str]().union(*(word.through for word in launch.words))
     for name, (line, why) in shell.uncertain.items():
-        if name in used:
+        if name in given:
             follows = "strop follows the first branch that may run" if why == "a condition" else "strop reads it once"
             script.notes.append(f"{name} (line {line}) is set inside {why} that strop cannot know; {follows}.")
     for flag in script.flags:
         defaults = dict.fromkeys(source for word in flag.words for source in word.defaults)
         if defaults:
-            given = ", ".join(defaults)
+            sources = ", ".join(defaults)
             script.notes.append(
-                f"{flag} (line {flag.line}): the value is the default of {given}, which the script does not set."
+                f"{flag} (line {flag.line}): the value is the default of {sources}, which the script does not set."
             )
     left = {name: (line, " ".join(t.text for t in words)) for name, (line, words) in shell.variables.arrays.items()}
     left |= {name: (value.line, value.text) for name, value in shell.variables.values.items()}

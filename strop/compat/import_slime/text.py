@@ -16,11 +16,19 @@ class Piece:
 
 @dataclass(frozen=True)
 class Text:
-    """A word as it would be passed, its line, and the defaults, like ${X:-1}, that are taken for variables in it."""
+    """A word as it would be passed.
+
+    Attributes:
+        line: where it stands.
+        pieces: its letters.
+        defaults: those, like ${X:-1}, that are taken for variables in it.
+        through: names of the variables that it was in.
+    """
 
     line: int
     pieces: tuple[Piece, ...] = ()
     defaults: tuple[str, ...] = ()
+    through: frozenset[str] = frozenset()
 
     @property
     def text(self) -> str:
@@ -32,7 +40,7 @@ class Text:
         return tuple(piece.text for piece in self.pieces if not piece.is_known)
 
     def joined(self, other: Text) -> Text:
-        return replace(self, pieces=self.pieces + other.pieces, defaults=self.defaults + other.defaults)
+        return Text(self.line, self.pieces + other.pieces, self.defaults + other.defaults, self.through | other.through)
 
     def with_text(self, text: str) -> Text:
         return replace(self, pieces=(Piece(text),))

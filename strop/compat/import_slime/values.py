@@ -93,10 +93,14 @@ class Variables:
         match = _VARIABLE.fullmatch(part.text)
         if match is None:
             return [unknown(str(part), line)]
-        name, index, rest = match["name"], match["index"], match["rest"]
+        name, index = match["name"], match["index"]
         self.used.add(name)
-        if name in ("@", "*") or index in ("@", "*"):
-            return self._all(part, match, line)
+        found = self._all(part, match, line) if (index or name) in ("@", "*") else self._single(part, match, line)
+        return [replace(text, through=text.through | {name}) for text in found]
+
+    def _single(self, part: Part, match: re.Match[str], line: int) -> list[Text]:
+        """${NAME}, ${NAME[1]}, and what changes them."""
+        name, index, rest = match["name"], match["index"], match["rest"]
         value = self._one(name, index, line)
         if match["length"]:
             is_known = value is not None and not value.unknown and not rest
