@@ -312,16 +312,9 @@ def test_the_first_line_says_what_the_script_is(imported, flags, name):
     assert found.out.splitlines()[0] == f"run.sh is reinforcement learning with {name} (train.py, line 2)."
 
 
-@pytest.mark.parametrize(
-    "flags", ["--loss-type sft_loss", "--rollout-function-path slime.rollout.sft_rollout.generate_rollout"]
-)
-def test_a_script_of_fine_tuning_has_no_config_of_strop_train(tmp_path, flags):
-    (tmp_path / "run.sh").write_text(f"python3 train_async.py --prompt-data /d.parquet {flags}")
-    done = strop("import-slime", tmp_path / "run.sh", "-o", tmp_path / "run.toml")
-    assert done.code == 2
-    assert "run.sh trains on demonstrations (SFT; train_async.py, line 1)" in done.err
-    assert "strop sft" in done.err
-    assert not (tmp_path / "run.toml").exists()
+def test_a_script_of_fine_tuning_is_said_to_be_one(imported):
+    found = imported("python3 train_async.py --hf-checkpoint /m --prompt-data /d.parquet --loss-type sft_loss")
+    assert found.out.splitlines()[0] == "run.sh is fine-tuning on demonstrations (train_async.py, line 1)."
 
 
 def test_an_array_that_is_not_given_to_the_launch_is_named(imported):

@@ -6,7 +6,8 @@ import tomllib
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from strop.compat.import_slime.convert import MAPPED, SFT_MAPPED, import_script
+from strop.compat.import_slime import import_script
+from strop.compat.import_slime.targets import MAPPED, SFT_MAPPED
 from strop.config import SFTConfig, TrainConfig, make_config
 
 _TEXTS = """0 1 2 -1 0.5 1e400 nan inf abc a.b .b a. k1 k2 none true 0x10 /x.parquet@[0:3] /x@[:] '{a}' $X ppo cispo gspo é

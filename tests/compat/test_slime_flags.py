@@ -3,7 +3,7 @@
 import pytest
 from slime_flags import OF_ITS_PARSER, OF_ITS_SCRIPTS
 
-from strop.compat.import_slime.convert import MAPPED
+from strop.compat.import_slime.targets import MAPPED
 from strop.compat.import_slime.without import reason_without
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -82,7 +82,7 @@ class Account:
         return f"{reason} So {option} = {shown(self.now[option])}, strop's default, stands."
 
 
-def oddities(script: Script, most: Callable[[Flag], int], mapped: Sequence[str]) -> list[str]:
+def oddities(script: Script, most: Callable[[Flag], int], mapped: Container[str]) -> list[str]:
     """Words that belong to no flag, and flags that stand there twice."""
     found = [f"{word}\n    belongs to no flag." for word in script.strays]
     last = {flag.name: flag for flag in script.flags}

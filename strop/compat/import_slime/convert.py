@@ -5,29 +5,19 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from strop.compat.import_slime import critic, objective, sampling, training
 from strop.compat.import_slime.account import Account, hidden, not_followed, oddities
 from strop.compat.import_slime.draft import Draft, Given
-from strop.compat.import_slime.purpose import purpose_of
 from strop.compat.import_slime.script import Flag, read_script
 from strop.compat.import_slime.shell import only_the_shell
+from strop.compat.import_slime.targets import Target, most_words, purpose_of, target_of
 from strop.compat.import_slime.text import known
-from strop.compat.import_slime.without import WITHOUT, reason_without
 from strop.compat.import_slime.written import document, nested, plain
-from strop.config import TrainConfig, make_config, tree
+from strop.config import RootConfig, make_config, tree
+from strop.config.base import FlagText
 from strop.types import ConfigError
 
-RULES = {
-    rule: tuple(flags.split()) for room in (training, sampling, objective, critic) for rule, flags in room.RULES.items()
-}
-MAPPED = tuple(flag for flags in RULES.values() for flag in flags)
-KNOWN = (*MAPPED, *WITHOUT)
-_SWITCHES = """--use-kl-loss --use-unbiased-kl --normalize-advantages --disable-grpo-std-normalization --use-tis
-    --disable-rewards-normalization --use-rollout-logprobs --use-opsm --calculate-per-token-loss --apply-chat-template
-    --rollout-shuffle --group-rm --use-dynamic-batch-size --rollout-skip-special-tokens --bf16 --fp16""".split()  # noqa: SIM905
-_TAKE_MANY = frozenset(("--eval-prompt-data", "--rollout-stop-token-ids"))
 # Options that other flags are counted with: where strop refuses one, they are counted with the value that stands.
 _COUNTED = {"rollout.group_size": "--n-samples-per-prompt", "rollout.prompts_per_step": "--rollout-batch-size"}
 _PROBLEM = re.compile(r"([\w.]+) ")
@@ -44,6 +34,7 @@ class Imported:
     without: list[str]
     aside: list[str]  # in branches, functions and launches that are not followed
     notes: list[str]  # of reading the script
+    command: Literal["train", "sft"]  # whose config it is
 
     def groups(self) -> list[tuple[str, list[str]]]:
         """Title and lines, as they are printed."""
@@ -64,49 +55,52 @@ def import_script(path: Path, name: str) -> Imported:
         name: of the config, for messages.
 
     Raises:
-        UserError: the script cannot be read, launches nothing, or trains in a way that has no config of strop train.
+        UserError: the script cannot be read, or launches nothing.
     """
     script = read_script(path)
     given = Given({flag.name: flag for flag in script.flags})
-    purpose = purpose_of(given, script, path.name)
-    options = _options_of([flag for flag in given.flags.values() if _is_unread(flag)], given)
-    unread = {name: given.flags[name] for name in options}
-    read = Given({name: flag for name, flag in given.flags.items() if name not in unread})
-    draft = _drafted(read)
-    config, values, refused = _settle(draft, name)
-    if _COUNTED.keys() & refused.keys():
-        standing = tree.values(config)
-        counted = {flag: str(standing[option]) for option, flag in _COUNTED.items() if option in refused}
-        draft = _drafted(_with(read, counted))
-        draft.rows[:] = [replace(row, flags=tuple(filter(read.has, row.flags))) for row in draft.rows]
-        config, values, refused = _settle(draft, name, refused)
+    target = target_of(given)
+    options = _options_of_unread(given, target)
+    unread = [given.flags[name] for name in options]
+    draft, config, values, refused = _settled(
+        Given({name: flag for name, flag in given.flags.items() if name not in options}), target, name
+    )
     now, defaults = tree.values(config), tree.defaults(config)
-    written = {path: now[path] for path in values if _is_needed(path) or now[path] != defaults[path]}
+    written = {path: now[path] for path in values if _is_needed(target.root, path) or now[path] != defaults[path]}
     account = Account(given, now, written, refused, frozenset(o for named in options.values() for o in named))
-    lines = [_unread_line(flag, options[flag.name]) for flag in unread.values()]
-    comments = [_unread_comment(flag, options[flag.name]) for flag in unread.values()]
+    comments = [_unread_comment(flag, options[flag.name]) for flag in unread]
     return Imported(
-        document(TrainConfig, written, [_TITLE.format(path.name), *comments]),
-        purpose,
+        document(target.root, written, [_title(path.name, target), *comments]),
+        purpose_of(given, script, path.name),
         [account.line(row) for row in draft.rows if account.is_mapped(row)],
         [account.default_line(row) for row in draft.rows if account.is_default(row)],
-        [*lines, *account.without(draft.rows), *oddities(script, _most, MAPPED)],
+        [
+            *(_unread_line(flag, options[flag.name]) for flag in unread),
+            *account.without(draft.rows),
+            *oddities(script, most_words, target.mapped),
+        ],
         not_followed(script.aside),
         [hidden(note) for note in script.notes],
+        target.command,
     )
 
 
-_TITLE = "Made from {}, a launch script of slime, by strop import-slime."
+def _title(script: str, target: Target) -> str:
+    whose = "" if target.command == "train" else " It is a config of strop sft."
+    return f"Made from {script}, a launch script of slime, by strop import-slime.{whose}"
 
 
-def _most(flag: Flag) -> int:
-    """How many words belong to a flag."""
-    return 0 if flag.name in _SWITCHES else len(flag.words) if flag.name in _TAKE_MANY else 1
-
-
-def _is_unread(flag: Flag) -> bool:
-    """Whether an option would need a value that only the shell knows."""
-    return flag.name in MAPPED and any(word.unknown for word in flag.words[: _most(flag)])
+def _settled(given: Given, target: Target, name: str) -> tuple[Draft, RootConfig, dict[str, Any], dict[str, str]]:
+    """What becomes of flags: the rows, a config that loads, its values, and strop's words about those that it refuses."""
+    draft = _drafted(given, target)
+    config, values, refused = _settle(draft, name, target.root)
+    if _COUNTED.keys() & refused.keys():
+        standing = tree.values(config)
+        counted = {flag: str(standing[option]) for option, flag in _COUNTED.items() if option in refused}
+        draft = _drafted(_with(given, counted), target)
+        draft.rows[:] = [replace(row, flags=tuple(filter(given.has, row.flags))) for row in draft.rows]
+        config, values, refused = _settle(draft, name, target.root, refused)
+    return draft, config, values, refused
 
 
 def _unread_line(flag: Flag, options: list[str]) -> str:
@@ -121,10 +115,10 @@ def _unread_comment(flag: Flag, options: list[str]) -> str:
     return "".join(letter if letter.isprintable() else " " for letter in text)
 
 
-def _drafted(given: Given) -> Draft:
+def _drafted(given: Given, target: Target) -> Draft:
     """What the rules make of flags."""
     draft = Draft()
-    for rule, flags in RULES.items():
+    for rule, flags in target.rules.items():
         rule(given, draft)
         explained = {flag for row in draft.rows for flag in row.flags}
         silent = [flag for flag in flags if given.has(flag) and flag not in explained]
@@ -132,8 +126,8 @@ def _drafted(given: Given) -> Draft:
     if not given.has("--eval-interval"):
         _without_evaluation(given, draft)
     for flag in given.flags:
-        if flag not in MAPPED:
-            draft.without(flag, reason_without(flag))
+        if flag not in target.mapped:
+            draft.without(flag, target.reason_without(flag))
     return draft
 
 
@@ -143,17 +137,22 @@ def _with(given: Given, values: dict[str, str]) -> Given:
     return Given(given.flags | others)
 
 
-def _options_of(flags: list[Flag], given: Given) -> dict[str, list[str]]:
-    """The options that flags would set if their values were known; none for a flag that sets none."""
-    rows = _drafted(given).rows if flags else []
-    found = {flag.name: [row.option for row in rows if flag.name in row.flags and row.option] for flag in flags}
-    return {name: list(dict.fromkeys(options)) for name, options in found.items() if options}
+def _options_of_unread(given: Given, target: Target) -> dict[str, list[str]]:
+    """Flags with values that only the shell knows, and the options that they would set."""
+    flags = [
+        flag.name
+        for flag in given.flags.values()
+        if flag.name in target.mapped and any(word.unknown for word in flag.words[: most_words(flag)])
+    ]
+    rows = _drafted(given, target).rows if flags else []
+    found = {flag: [row.option for row in rows if flag in row.flags and row.option] for flag in flags}
+    return {flag: list(dict.fromkeys(options)) for flag, options in found.items() if options}
 
 
-def _is_needed(path: str) -> bool:
+def _is_needed(root: type[RootConfig], path: str) -> bool:
     """Written whatever its value: what has no default, and the kind of a table that comes in variants."""
-    is_kind = path.endswith(".kind") and path.rpartition(".")[0] in tree.union_tables(TrainConfig)
-    return is_kind or any(leaf.field.is_required() for leaf in tree.leaves(TrainConfig) if leaf.path == path)
+    is_kind = path.endswith(".kind") and path.rpartition(".")[0] in tree.union_tables(root)
+    return is_kind or any(leaf.field.is_required() for leaf in tree.leaves(root) if leaf.path == path)
 
 
 def _without_evaluation(given: Given, draft: Draft) -> None:
@@ -171,17 +170,19 @@ def _without_evaluation(given: Given, draft: Draft) -> None:
 
 
 def _settle(
-    draft: Draft, name: str, refused: dict[str, str] | None = None
-) -> tuple[TrainConfig, dict[str, Any], dict[str, str]]:
+    draft: Draft, name: str, root: type[RootConfig], refused: dict[str, str] | None = None
+) -> tuple[RootConfig, dict[str, Any], dict[str, str]]:
     """The config, the values that make it, and strop's own words about those that it refuses."""
     refused = dict(refused or {})
     values = {row.option: row.value for row in draft.rows if row.option and row.option not in refused}
     while True:
         try:
-            config = make_config(TrainConfig, nested(values), {}, file=name)
+            config = make_config(
+                root, nested({option: _as_flag(value) for option, value in values.items()}), {}, file=name
+            )
             now = tree.values(config)
             as_written = {option: plain(now[option]) for option in values}  # a number, not the text of one
-            make_config(TrainConfig, nested(as_written), {}, file=name)
+            make_config(root, nested(as_written), {}, file=name)
         except ConfigError as error:
             lines = [line.removeprefix(f"{name}: ").removesuffix(f" ({name})") for line in str(error).split("\n")]
             problems = ((_option_of(line, values), line) for line in lines)
@@ -192,6 +193,13 @@ def _settle(
             values = {path: value for path, value in values.items() if path not in wrong}
         else:
             return config, values, refused
+
+
+def _as_flag(value: Any) -> Any:
+    """A value as its option takes it: the words of a launch are text, and in a file text is no number."""
+    if isinstance(value, list):
+        return [_as_flag(one) for one in value]
+    return FlagText(value) if isinstance(value, str) else value
 
 
 def _option_of(problem: str, values: dict[str, Any]) -> str | None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import tomlkit
 
-from strop.config import TrainConfig, tree
+from strop.config import RootConfig, tree
 
 
 def nested(values: dict[str, Any]) -> dict[str, Any]:
@@ -38,7 +38,7 @@ def shown(value: Any) -> str:
     return tomlkit.item(plain(value)).as_string()
 
 
-def document(root: type[TrainConfig], values: dict[str, Any], comments: Sequence[str]) -> str:
+def document(root: type[RootConfig], values: dict[str, Any], comments: Sequence[str]) -> str:
     """The file: comments, and the options in the order of their tree."""
     found = tomlkit.document()
     for comment in comments:
