@@ -12,7 +12,8 @@ from strop.config.advantage import NEEDS_GROUP
 from strop.config.algorithm import AlgorithmOptions
 from strop.config.base import Derived, Options, Problem
 from strop.config.data import DataOptions, DemonstrationOptions
-from strop.config.sampling import EvalOptions, RewardOptions, RolloutOptions
+from strop.config.evaluation import EvalOptions
+from strop.config.sampling import RewardOptions, RolloutOptions
 from strop.config.training import (
     GuardOptions,
     ModelOptions,
@@ -123,6 +124,22 @@ class TrainConfig(RootConfig):
                 "reward.kind",
                 f"must not be dataset with data.kind = {self.data.kind}: that source has no scorer of its own. "
                 "Use exact, number, math or function.",
+            )
+        yield from self._eval_reward_problems()
+
+    def _eval_reward_problems(self) -> Iterator[Problem]:
+        """A dataset's own scorer where the held-out prompts come from no dataset."""
+        for name, own in self.eval.all_sets.items():
+            if own.data.kind == "reasoning_gym" or (own.reward or self.reward).kind != "dataset":
+                continue
+            table = f"eval.sets.{name}" if name else "eval"
+            advice = "Give it a reward of its own." if own.reward is None else f"Set another {table}.reward.kind."
+            if not name:
+                advice = "Make it a table [eval.sets.NAME], which may have a reward of its own."
+            yield Problem(
+                f"{table}.data.kind",
+                f"must be reasoning_gym where the reward is of kind dataset, got {own.data.kind}: that source has no "
+                f"scorer of its own. {advice}",
             )
 
     def warnings(self) -> Iterator[str]:
