@@ -19,8 +19,9 @@ def load_eval_config(target: Path, overrides: Mapping[str, Any]) -> TrainConfig:
     """The config of an evaluation.
 
     Args:
-        target: a TOML file; a run folder, of which model/ is taken; model/ or best/ of a run folder, whose config is taken; or any
-            other folder of a model, for which the overrides say everything. Of that, data.path is short for eval.data.path.
+        target: a TOML file; a run folder, of which model/ is taken; model/ or best/ of a run folder, whose config is
+            taken; or any other folder of a model, for which the overrides say everything. There data.path is short for
+            eval.data.path.
         overrides: option to value, as for `load_config`.
 
     Raises:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from typing import Any
 
 from pydantic import Field
 
@@ -91,6 +92,9 @@ class EvalOptions(Options):
     @property
     def deciding_metric(self) -> str:
         return self.best or self.deciding_metrics[0]
+
+    def choices(self) -> dict[str, list[Any]]:
+        return {"best": list(self.deciding_metrics)}
 
     def problems(self) -> Iterator[Problem]:
         for name in self.sets:

@@ -131,7 +131,7 @@ def _explain(root: type[Options], path: str, kind: str | None) -> str:
     if fixed != path and (fixed in paths(root) or fixed in tables(root)):
         return f"Write it with underscores: {fixed}."
     name = fixed.rpartition(".")[2]
-    owners = [leaf for leaf in leaves(root) if leaf.name == name]
+    owners = [leaf for leaf in leaves(root) if leaf.name == name and _may_be_meant(leaf.path, path)]
     same_place = [leaf for leaf in owners if leaf.path == fixed]
     if same_place:
         kinds = " or ".join(f'kind = "{leaf.kind}"' for leaf in same_place)
@@ -157,7 +157,7 @@ def _explain(root: type[Options], path: str, kind: str | None) -> str:
 def _nearest(root: type[Options], path: str) -> list[str]:
     """The options or tables that a path was likeliest meant for; of one last name, all that have it."""
     table, _, name = path.rpartition(".")
-    everything = list(dict.fromkeys([*paths(root), *tables(root)]))
+    everything = [p for p in dict.fromkeys([*paths(root), *tables(root)]) if _may_be_meant(p, path)]
     siblings = [p for p in everything if table and p.rpartition(".")[0] == table]
     near = difflib.get_close_matches(path, siblings, n=1, cutoff=0.6)
     near = near or [p for p in everything if name in _with_underscores(p)]
@@ -166,6 +166,11 @@ def _nearest(root: type[Options], path: str) -> list[str]:
     names = dict.fromkeys(p.rpartition(".")[2] for p in everything)
     matches = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
     return [p for p in everything if p.rpartition(".")[2] in matches]
+
+
+def _may_be_meant(path: str, written: str) -> bool:
+    """Options of tables that a user names are meant only by who writes such a name."""
+    return NAME not in path.split(".") or NAME in written.split(".")
 
 
 def _with_underscores(path: str) -> list[str]:

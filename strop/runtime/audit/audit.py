@@ -121,6 +121,10 @@ class _Runs:
             return [{"kind": kinds[0], **{name.removeprefix(f"{path}."): v for name, v in needed.items()}}]
         if table != path and tree.is_union(TrainConfig, table):
             return [kind for kind in tree.kinds(TrainConfig, table) if kind != value]
+        owner, _, name = path.rpartition(".")
+        choices = dict(tree.walk(config))[owner].choices().get(name)
+        if choices is not None:
+            return [choice for choice in choices if choice != value]
         return other_values(tree.leaf_of(config, path), value)
 
     def _variant(self, scenario: Scenario, path: str, changed: dict[str, Any]) -> TrainConfig:

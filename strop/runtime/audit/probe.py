@@ -114,20 +114,22 @@ def _scored(scorer: Scorer, rollout: Rollout) -> Any:
 
 def _read(folder: Path, before: Tensor, others: dict[str, Any]) -> Outcome:
     """What lies in a run folder."""
-    rows = [{k: v for k, v in row.items() if not _is_time(k)} for row in read_metrics(folder / "metrics.jsonl")]
+    lines = read_metrics(folder / "metrics.jsonl")
+    rows = [{k: v for k, v in row.items() if not _is_time(k)} for row in lines]
+    steps = [row for row in rows if row["step"] > 0]  # the others are evaluations before the first one
     model = folder / "model/model.safetensors"
     weights = _flat(load_file(model)) - before if model.exists() else torch.zeros(0)
     rollouts = {path.name: path.read_text() for path in sorted((folder / "rollouts").glob("*.jsonl"))}
     others = others | {
         "samples": {name: text for name, text in rollouts.items() if name.startswith("step")},
         "evaluation": {name: text for name, text in rollouts.items() if name.startswith("eval")},
-        "schedule": [(row.get("lr"), row.get("skipped_steps")) for row in rows],
+        "schedule": [(row.get("lr"), row.get("skipped_steps")) for row in steps],
         "metrics": [_but(row, "loss", "lr") for row in rows],
         "files": sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file()),
         "folder": folder.name,
         "best step": best.read_text() if (best := folder / "best/best.json").exists() else "",
     }
-    return Outcome(tuple(row.get("loss", 0.0) for row in rows), weights, others)
+    return Outcome(tuple(row.get("loss", 0.0) for row in steps), weights, others)
 
 
 def _but(row: dict[str, float], *names: str) -> str:

@@ -13,6 +13,7 @@ from strop.runtime.audit.probe import Outcome, probe, probe_scorer
 from strop.runtime.audit.workshop import COLUMNS, write_prompts
 
 NUM_STEPS = 4
+_MAX_SAMPLES = 4  # of an evaluation, to each prompt
 Values = dict[str, Any]  # path of an option to its value
 
 
@@ -107,7 +108,10 @@ def _small_evaluation(now: Values, folder: Path) -> Values:
         if path.startswith("eval.") and path.endswith("max_response_tokens") and value is not None:
             found[path] = min(value, 8)
         elif path.startswith("eval.") and path.endswith("num_samples") and value is not None:
-            found[path] = min(value, 4)
+            found[path] = min(value, _MAX_SAMPLES)
+        elif path == "eval.best" and "@" in (value or ""):
+            name, _, k = value.partition("@")
+            found[path] = f"{name}@{min(int(k), _MAX_SAMPLES)}"
         elif path.startswith("eval.sets.") and path.endswith(".reward.function"):
             is_slime = now[path.replace(".function", ".kind")] == "slime"
             found[path] = f"{folder}/scorer.py:{'slime' if is_slime else 'score'}"
