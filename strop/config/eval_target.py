@@ -27,11 +27,13 @@ def load_eval_config(target: Path, overrides: Mapping[str, Any]) -> TrainConfig:
     Raises:
         ConfigError: with every problem found, one a line.
     """
+    if (target / "config.toml").exists():
+        return load_config(target / "config.toml", {"model.path": str(target / "model"), **overrides}, command="eval")
+    of_run = _run_config(target)
+    if of_run is not None:
+        return load_config(of_run, {"model.path": str(target), **overrides}, command="eval")
     if not target.is_dir():
         return load_config(target, overrides, command="eval")
-    for config, model in ((target / "config.toml", target / "model"), (_run_config(target), target)):
-        if config is not None and config.exists():
-            return load_config(config, {"model.path": str(model), **overrides}, command="eval")
     if not (target / "config.json").exists():
         raise ConfigError(
             f"{target} is no folder to evaluate: a run folder has a config.toml, a model's folder a config.json."

@@ -227,6 +227,7 @@ def test_without_keep_best_no_model_is_written_and_the_best_step_is_still_said(s
     assert "kept in" not in done.out
     refused = strop("eval", run / "best")
     assert refused.code == 2
+    assert "keeps no best model of its run: no evaluation of it is made yet, or eval.keep_best = false" in refused.err
 
 
 def test_the_best_model_of_an_earlier_run_does_not_pass_for_that_of_the_new_one(small, tmp_path):

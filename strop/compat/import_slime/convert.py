@@ -21,9 +21,10 @@ MAPPED = tuple(flag for flags in RULES.values() for flag in flags)
 KNOWN = (*MAPPED, *WITHOUT)
 _SWITCHES = """--use-kl-loss --use-unbiased-kl --normalize-advantages --disable-grpo-std-normalization --use-tis
     --disable-rewards-normalization --use-rollout-logprobs --use-opsm --calculate-per-token-loss --apply-chat-template
-    --rollout-shuffle --group-rm --use-dynamic-batch-size --rollout-skip-special-tokens --bf16 --fp16""".split()  # noqa: SIM905
+    --rollout-shuffle --group-rm --use-dynamic-batch-size --rollout-skip-special-tokens --bf16 --fp16
+    --skip-eval-before-train""".split()  # noqa: SIM905
 _TAKE_MANY = frozenset(("--eval-prompt-data", "--rollout-stop-token-ids"))
-_PROBLEM = re.compile(r"([\w.]+) ")
+_PROBLEM = re.compile(r"([\w.-]+) ")
 
 
 @dataclass(frozen=True)
@@ -109,8 +110,9 @@ def _shown(flag: Flag) -> str:
 
 def _is_needed(path: str) -> bool:
     """Written whatever its value: what has no default, and the kind of a table that comes in variants."""
-    is_kind = path.endswith(".kind") and path.rpartition(".")[0] in tree.union_tables(TrainConfig)
-    return is_kind or any(leaf.field.is_required() for leaf in tree.leaves(TrainConfig) if leaf.path == path)
+    is_kind = path.endswith(".kind") and tree.is_union(TrainConfig, path.rpartition(".")[0])
+    general = tree.general(TrainConfig, path)
+    return is_kind or any(leaf.field.is_required() for leaf in tree.leaves(TrainConfig) if leaf.path == general)
 
 
 def _settle(draft: Draft, name: str) -> tuple[TrainConfig, dict[str, Any], dict[str, str]]:
@@ -204,7 +206,8 @@ def _toml(written: dict[str, Any], script: str) -> str:
     """The file, in the order of the tree of options."""
     document = tomlkit.document()
     document.add(tomlkit.comment(f"Made from {script}, a launch script of slime, by strop import-slime."))
-    order = [path for path in tree.paths(TrainConfig) if path in written]
+    places = {path: place for place, path in enumerate(tree.paths(TrainConfig))}
+    order = sorted(written, key=lambda path: places[tree.general(TrainConfig, path)])
     _fill(document, _nested({path: _plain(written[path]) for path in order}))
     return tomlkit.dumps(document)
 
