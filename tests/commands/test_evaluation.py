@@ -2,9 +2,11 @@
 
 import json
 import shutil
+import signal
+import subprocess
 
 import pytest
-from commands.small_runs import metrics, read_lines, same_weights, small_once, strop
+from commands.small_runs import ENVIRONMENT, command_line, metrics, read_lines, same_weights, small_once, strop
 
 
 @pytest.fixture(scope="module")
@@ -109,6 +111,25 @@ def test_evaluations_are_made_at_the_start_every_so_often_and_at_the_end(small, 
     rows = metrics(tmp_path / "run")
     assert [row["step"] for row in rows if "eval/greedy_reward" in row] == steps
     assert [row["step"] for row in rows] == [0, 1, 2, 3][steps[0] != 0 :]
+
+
+def test_the_evaluation_at_the_start_is_made_once_however_often_the_run_stops_before_its_first_step(small, tmp_path):
+    flags = (*small.eval_flags, "--checkpoint-every-steps", "1", "--run.folder", tmp_path / "run")
+    flags = (*flags, "--reward.function", small.reward("slow"), "--num-steps", "1", "--group-size", "64")
+    with subprocess.Popen(
+        command_line("train", small.train, *flags), env=ENVIRONMENT, text=True, stdout=subprocess.PIPE
+    ) as going:
+        next(line for line in going.stdout if line.startswith("eval after step 0"))
+        going.send_signal(signal.SIGINT)
+        going.stdout.read()
+    assert going.returncode == 130
+    assert [row["step"] for row in metrics(tmp_path / "run")] == [0]
+    assert (tmp_path / "run/checkpoints/step_000000").exists()
+    done = strop("train", small.train, *flags, "--resume")
+    assert done.code == 0, done.err
+    assert [row["step"] for row in metrics(tmp_path / "run")] == [0, 1]
+    assert "eval after step 0" not in done.out
+    assert "best step: " in done.out
 
 
 # ---- what it leaves alone -------------------------------------------------------------------------------------------
