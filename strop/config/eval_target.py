@@ -45,7 +45,7 @@ def _run_config(model: Path) -> Path | None:
     """The config of the run of strop train that a model folder belongs to."""
     whole = model.resolve()
     config = whole.parent / "config.toml"
-    if whole.name in _OF_A_RUN and config.exists() and "reward" in read_toml(config):  # strop sft has no [reward]
+    if whole.name in _OF_A_RUN and config.exists() and "reward" in read_toml(config)[0]:  # strop sft has no [reward]
         return config
     return None
 

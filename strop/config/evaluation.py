@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import Field
 
-from strop.config.base import Idle, Options, Problem
+from strop.config.base import Derived, Idle, Options, Problem
 from strop.config.data import DataOptions
 from strop.config.sampling import RewardOptions
 
@@ -92,6 +92,14 @@ class EvalOptions(Options):
     @property
     def deciding_metric(self) -> str:
         return self.best or self.deciding_metrics[0]
+
+    def derived(self) -> Iterator[Derived]:
+        for name, own in self.sets.items():
+            for option in OF_A_SET:
+                if getattr(own, option) is None and getattr(self, option) is not None:
+                    yield Derived(f"sets.{name}.{option}", getattr(self, option), f"eval.{option}")
+        if self.all_sets and self.best is None:
+            yield Derived("best", self.deciding_metric, "the first set of held-out prompts")
 
     def choices(self) -> dict[str, list[Any]]:
         return {"best": list(self.deciding_metrics)}

@@ -92,9 +92,12 @@ class TrainConfig(RootConfig):
         yield from super().derived()
         if self.guards.max_logprob_gap is None:
             yield Derived("guards.max_logprob_gap", self.max_logprob_gap, f"model.dtype = {self.model.dtype}")
-        if self.eval.data is not None and self.eval.max_response_tokens is None:
-            limit = self.rollout.max_response_tokens
-            yield Derived("eval.max_response_tokens", limit, "rollout.max_response_tokens")
+        if self.eval.max_response_tokens is None:
+            for name, own in self.eval.all_sets.items():
+                if own.max_response_tokens is None:
+                    table = f"eval.sets.{name}" if name else "eval"
+                    limit = self.rollout.max_response_tokens
+                    yield Derived(f"{table}.max_response_tokens", limit, "rollout.max_response_tokens")
 
     def problems(self) -> Iterator[Problem]:
         prompts, updates = self.rollout.prompts_per_step, self.algorithm.updates_per_batch
