@@ -10,6 +10,7 @@ from typing import Any
 from strop import interrupts
 from strop.config import TrainConfig
 from strop.observe.console import Console, QuietConsole
+from strop.rewards import make_scorer
 from strop.runtime.evaluation import Evaluation, answer_all
 from strop.runtime.models import check_stop_token_ids, load_model, set_threads
 from strop.runtime.run_folder import RunFolder
@@ -33,7 +34,7 @@ def evaluate(config: TrainConfig, *, console: Console | None = None) -> Evaluati
     folder = RunFolder(model.parent)
     if model in (folder.model, folder.best) and folder.config.exists():
         folder.check_model(model)
-    scorers = make_eval_scorers(config)
+    scorers = make_eval_scorers(config, make_scorer(config.reward))
     set_threads(config.trainer.num_threads)
     loaded = load_model(config.model)
     check_stop_token_ids(loaded, config.rollout.stop_token_ids)

@@ -60,7 +60,8 @@ class Session:
 
 def open_session(config: TrainConfig, console: Console, folder: RunFolder) -> Session:
     """Load what the config names. What is cheap to get wrong comes first, the model's weights last."""
-    scorer, scorers = make_scorer(config.reward), make_eval_scorers(config)
+    scorer = make_scorer(config.reward)
+    scorers = make_eval_scorers(config, scorer)
     set_threads(config.trainer.num_threads)
     interrupts.check()
     loaded = load_model(config.model)
@@ -98,9 +99,10 @@ def open_session(config: TrainConfig, console: Console, folder: RunFolder) -> Se
     )
 
 
-def make_eval_scorers(config: TrainConfig) -> dict[str, Scorer]:
-    """A scorer for each set of held-out prompts, by the set's name."""
-    return {name: make_scorer(own.reward or config.reward) for name, own in config.eval.all_sets.items()}
+def make_eval_scorers(config: TrainConfig, of_run: Scorer) -> dict[str, Scorer]:
+    """A scorer for each set of held-out prompts, by the set's name: that of the run where a set has no reward of its own."""
+    sets = config.eval.all_sets
+    return {name: of_run if own.reward is None else make_scorer(own.reward) for name, own in sets.items()}
 
 
 def load_held_out(
