@@ -194,6 +194,12 @@ def test_the_best_step_is_that_with_the_highest_value_of_the_metric_that_decides
     assert f"best step: {step} of 6 with eval/short/greedy_reward" in done.out
 
 
+def test_of_steps_that_are_equally_good_the_earliest_is_the_best(small, tmp_path):
+    flags = (*small.eval_flags, "--reward.function", small.reward("equal"), "--num-steps", "1")
+    assert strop("train", small.train, *flags, "--run.folder", tmp_path / "run").code == 0
+    assert best_of(tmp_path / "run")["step"] == 0
+
+
 def test_the_model_that_is_kept_is_that_of_the_best_step(worsening):
     _, run, _ = worsening
     step = best_of(run)["step"]
