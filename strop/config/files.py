@@ -70,6 +70,8 @@ def _lengths(config: RootConfig, trains: bool) -> Iterator[str]:
         return
     limit = _positions(config.model.path)
     asked: dict[str, int | None] = {"eval.max_response_tokens": config.eval.max_response_tokens}
+    sets = config.eval.sets
+    asked |= {f"eval.sets.{name}.max_response_tokens": own.max_response_tokens for name, own in sets.items()}
     if trains or config.eval.max_response_tokens is None:
         asked["rollout.max_response_tokens"] = config.rollout.max_response_tokens
     for option, length in asked.items():

@@ -84,4 +84,6 @@ def _hint(root: type[Options], path: str) -> str:
     if descriptions and descriptions[0]:
         return f" {descriptions[0]}"
     kinds = " or ".join(f'"{kind}"' for kind in tree.kinds(root, path))
-    return f" Add a table [{path}]" + (f" with kind = {kinds}." if kinds else ".") if general in tree.tables(root) else ""
+    return (
+        f" Add a table [{path}]" + (f" with kind = {kinds}." if kinds else ".") if general in tree.tables(root) else ""
+    )
