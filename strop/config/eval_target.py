@@ -30,6 +30,11 @@ def load_eval_config(target: Path, overrides: Mapping[str, Any]) -> TrainConfig:
     if (target / "config.toml").exists():
         return load_config(target / "config.toml", {"model.path": str(target / "model"), **overrides}, command="eval")
     of_run = _run_config(target)
+    if of_run is not None and target.name == "best" and not target.is_dir():
+        raise ConfigError(
+            f"{target.parent} keeps no best model of its run: no evaluation of it is made yet, or eval.keep_best = false. "
+            f"{target.parent / 'model'} is the model at the end."
+        )
     if of_run is not None:
         return load_config(of_run, {"model.path": str(target), **overrides}, command="eval")
     if not target.is_dir():

@@ -72,7 +72,7 @@ def _lengths(config: RootConfig, trains: bool) -> Iterator[str]:
     asked: dict[str, int | None] = {"eval.max_response_tokens": config.eval.max_response_tokens}
     sets = config.eval.sets
     asked |= {f"eval.sets.{name}.max_response_tokens": own.max_response_tokens for name, own in sets.items()}
-    if trains or config.eval.max_response_tokens is None:
+    if trains or any(own.max_response_tokens is None for own in config.eval.all_sets.values()):
         asked["rollout.max_response_tokens"] = config.rollout.max_response_tokens
     for option, length in asked.items():
         if limit is not None and length is not None and length >= limit:

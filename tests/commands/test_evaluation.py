@@ -365,7 +365,7 @@ def test_a_prompt_too_long_for_a_set_names_the_option_of_that_set(small):
     flags = a_set(small, "long", 4, max_response_tokens=400)
     done = strop("eval", small.train, *flags)
     assert done.code == 2
-    assert "eval.sets.long.max_response_tokens = 400 it does not fit" in done.err
+    assert "eval.sets.long.max_response_tokens must be below the 128 positions of the model" in done.err
 
 
 def test_a_broken_file_of_a_set_names_its_table_before_the_first_step(small, tmp_path):
