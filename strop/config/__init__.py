@@ -5,13 +5,14 @@ from strop.config.algorithm import AlgorithmOptions, KLOptions
 from strop.config.base import Options
 from strop.config.critic import CriticOptions
 from strop.config.data import DataOptions, DemonstrationOptions, JSONLOptions, ParquetOptions, ReasoningGymOptions
+from strop.config.evaluation import EvalOptions, EvalSetOptions
 from strop.config.imitation import LossOptions, ValidationOptions
 from strop.config.load import load_config, make_config
 from strop.config.policy_loss import CISPOOptions, PPOClipOptions
 from strop.config.presets import PRESETS
 from strop.config.render import to_toml
 from strop.config.root import RootConfig, SFTConfig, TrainConfig, warmup_fits
-from strop.config.sampling import EvalOptions, RewardOptions, RolloutOptions
+from strop.config.sampling import RewardOptions, RolloutOptions
 from strop.config.training import (
     AdamWOptions,
     GuardOptions,
@@ -30,6 +31,7 @@ __all__ = [
     "DataOptions",
     "DemonstrationOptions",
     "EvalOptions",
+    "EvalSetOptions",
     "GroupAdvantageOptions",
     "GuardOptions",
     "JSONLOptions",

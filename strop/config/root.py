@@ -13,8 +13,9 @@ from strop.config.algorithm import AlgorithmOptions
 from strop.config.base import Derived, Idle, Options, Problem
 from strop.config.critic import CriticOptions
 from strop.config.data import DataOptions, DemonstrationOptions
+from strop.config.evaluation import EvalOptions
 from strop.config.imitation import LossOptions, ValidationOptions
-from strop.config.sampling import EvalOptions, RewardOptions, RolloutOptions
+from strop.config.sampling import RewardOptions, RolloutOptions
 from strop.config.training import (
     AdamWOptions,
     GuardOptions,
@@ -105,9 +106,12 @@ class TrainConfig(RootConfig):
         yield from super().derived()
         if self.guards.max_logprob_gap is None:
             yield Derived("guards.max_logprob_gap", self.max_logprob_gap, f"model.dtype = {self.model.dtype}")
-        if self.eval.data is not None and self.eval.max_response_tokens is None:
-            limit = self.rollout.max_response_tokens
-            yield Derived("eval.max_response_tokens", limit, "rollout.max_response_tokens")
+        if self.eval.max_response_tokens is None:
+            for name, own in self.eval.all_sets.items():
+                if own.max_response_tokens is None:
+                    table = f"eval.sets.{name}" if name else "eval"
+                    limit = self.rollout.max_response_tokens
+                    yield Derived(f"{table}.max_response_tokens", limit, "rollout.max_response_tokens")
 
     def idle(self) -> Iterator[Idle]:
         if not self.has_critic:
@@ -141,6 +145,22 @@ class TrainConfig(RootConfig):
                 "reward.kind",
                 f"must not be dataset with data.kind = {self.data.kind}: that source has no scorer of its own. "
                 "Use exact, number, math or function.",
+            )
+        yield from self._eval_reward_problems()
+
+    def _eval_reward_problems(self) -> Iterator[Problem]:
+        """A dataset's own scorer where the held-out prompts come from no dataset."""
+        for name, own in self.eval.all_sets.items():
+            if own.data.kind == "reasoning_gym" or (own.reward or self.reward).kind != "dataset":
+                continue
+            table = f"eval.sets.{name}" if name else "eval"
+            advice = "Give it a reward of its own." if own.reward is None else f"Set another {table}.reward.kind."
+            if not name:
+                advice = "Make it a table [eval.sets.NAME], which may have a reward of its own."
+            yield Problem(
+                f"{table}.data.kind",
+                f"must be reasoning_gym where the reward is of kind dataset, got {own.data.kind}: that source has no "
+                f"scorer of its own. {advice}",
             )
 
     def _critic_problems(self) -> Iterator[Problem]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from strop.config.tree import values
 from strop.observe.console import Console
 from strop.observe.metrics_file import drop_metrics_after, read_metrics
 from strop.rewards import scorer_source
+from strop.runtime.best import restore_best
 from strop.runtime.checkpoints import newest_checkpoint, write_checkpoint
 from strop.runtime.models import has_finite_weights
 from strop.runtime.session import Session
@@ -48,6 +50,7 @@ def save_checkpoint(session: Session) -> None:
         "prompts": session.prompts_fingerprint,
         "scorer": scorer_source(session.config.reward),
         "num_steps": session.config.run.num_steps,
+        "best": None if session.best is None else asdict(session.best),
         "config": decisive(session.config),
     }
     keep = session.config.run.keep_checkpoints
@@ -94,8 +97,10 @@ def restore(session: Session) -> None:
     session.saved_step = session.step
     drop_metrics_after(session.folder.metrics, session.step)
     session.history = read_metrics(session.folder.metrics)
-    if len(session.history) != session.step:
-        session.console.warn(f"metrics.jsonl has lines of {len(session.history)} of the {session.step} steps made.")
+    restore_best(session, state.get("best"))  # absent in checkpoints of before there was one
+    num_lines = sum(row["step"] > 0 for row in session.history)
+    if num_lines != session.step:
+        session.console.warn(f"metrics.jsonl has lines of {num_lines} of the {session.step} steps made.")
     session.console.note(f"resumed from {path} after step {session.step}")
 
 

@@ -282,7 +282,7 @@ def test_rows_that_strop_cannot_select_are_said(launched):
 @pytest.mark.parametrize(
     "flags, shown",
     [
-        ({"eval_prompt_data": "a /a.jsonl b /b.jsonl", "eval_interval": "5"}, ("/a.jsonl", False, 1, 1.0)),
+        ({"eval_prompt_data": "a /a.jsonl", "eval_interval": "5"}, ("/a.jsonl", False, 1, 1.0)),
         ({"eval_prompt_data": "/a.jsonl", "eval_temperature": "0.6"}, ("/a.jsonl", False, 1, 0.6)),
         ({"eval_prompt_data": "a /a.jsonl", "eval_temperature": "0", "eval_top_p": "0.7"}, ("/a.jsonl", True, 0, 1.0)),
     ],
@@ -290,6 +290,28 @@ def test_rows_that_strop_cannot_select_are_said(launched):
 def test_evaluation_answers_as_slime_does(launched, flags, shown):
     options = launched(**flags).config().eval
     assert (options.data.path, options.greedy, options.num_samples, options.temperature) == shown
+
+
+def test_each_set_of_held_out_prompts_keeps_its_name_and_its_columns(launched):
+    names = "aime /a.jsonl math.500 /m.parquet@[0:100]"
+    found = launched(eval_prompt_data=names, eval_label_key="answer", n_samples_per_eval_prompt="16", eval_top_p="0.7")
+    options = found.config().eval
+    assert options.data is None
+    assert {name: own.data.path for name, own in options.sets.items()} == {"aime": "/a.jsonl", "math-500": "/m.parquet"}
+    assert [own.data.kind for own in options.sets.values()] == ["jsonl", "parquet"]
+    assert [own.data.max_prompts for own in options.sets.values()] == [None, 100]
+    assert {own.data.label_key for own in options.sets.values()} == {"answer"}
+    assert (options.num_samples, options.top_p, options.greedy) == (16, 0.7, False)
+    assert "[eval.sets.math-500.data]" in found.path.read_text()
+    odd = launched(eval_prompt_data="a /a.jsonl b /b.jsonl c")
+    assert list(odd.config().eval.sets) == ["a", "b"]
+    assert "c is left out" in odd.out
+
+
+def test_slime_s_evaluation_before_training_can_be_skipped(launched):
+    flags = {"eval_prompt_data": "a /a.jsonl", "eval_interval": "5"}
+    assert launched(**flags).config().eval.at_start
+    assert not launched(**flags, skip_eval_before_train="").config().eval.at_start
 
 
 def test_options_of_an_evaluation_without_data_have_strop_s_reason(launched):

@@ -25,9 +25,10 @@ KNOWN = (*MAPPED, *WITHOUT)
 _OF_REINFORCEMENT = "is of sampling, rewards or reinforcement learning, which strop sft has none of."
 _SWITCHES = """--use-kl-loss --use-unbiased-kl --normalize-advantages --disable-grpo-std-normalization --use-tis
     --disable-rewards-normalization --use-rollout-logprobs --use-opsm --calculate-per-token-loss --apply-chat-template
-    --rollout-shuffle --group-rm --use-dynamic-batch-size --rollout-skip-special-tokens --bf16 --fp16""".split()  # noqa: SIM905
+    --rollout-shuffle --group-rm --use-dynamic-batch-size --rollout-skip-special-tokens --bf16 --fp16
+    --skip-eval-before-train""".split()  # noqa: SIM905
 _TAKE_MANY = frozenset(("--eval-prompt-data", "--rollout-stop-token-ids"))
-_PROBLEM = re.compile(r"([\w.]+) ")
+_PROBLEM = re.compile(r"([\w.-]+) ")
 
 
 @dataclass(frozen=True)
@@ -138,8 +139,9 @@ def _shown(flag: Flag) -> str:
 
 def _is_needed(root: type[RootConfig], path: str) -> bool:
     """Written whatever its value: what has no default, and the kind of a table that comes in variants."""
-    is_kind = path.endswith(".kind") and path.rpartition(".")[0] in tree.union_tables(root)
-    return is_kind or any(leaf.field.is_required() for leaf in tree.leaves(root) if leaf.path == path)
+    is_kind = path.endswith(".kind") and tree.is_union(root, path.rpartition(".")[0])
+    general = tree.general(root, path)
+    return is_kind or any(leaf.field.is_required() for leaf in tree.leaves(root) if leaf.path == general)
 
 
 def _settle(draft: Draft, name: str, root: type[RootConfig]) -> tuple[RootConfig, dict[str, Any], dict[str, str]]:
@@ -234,7 +236,8 @@ def _toml(written: dict[str, Any], script: str, target: _Target) -> str:
     document = tomlkit.document()
     whose = "" if target.command == "train" else " It is a config of strop sft."
     document.add(tomlkit.comment(f"Made from {script}, a launch script of slime, by strop import-slime.{whose}"))
-    order = [path for path in tree.paths(target.root) if path in written]
+    places = {path: place for place, path in enumerate(tree.paths(target.root))}
+    order = sorted(written, key=lambda path: places[tree.general(target.root, path)])
     _fill(document, _nested({path: _plain(written[path]) for path in order}))
     return tomlkit.dumps(document)
 

@@ -13,6 +13,7 @@ from strop.runtime.audit.probe import Outcome, probe, probe_scorer
 from strop.runtime.audit.workshop import COLUMNS, write_prompts
 
 NUM_STEPS = 4
+_MAX_SAMPLES = 4  # of an evaluation, to each prompt
 Values = dict[str, Any]  # path of an option to its value
 
 
@@ -38,10 +39,17 @@ def _broken_line(table: str) -> Callable[[Values, Path], Values]:
     return overrides
 
 
+def _broken_line_of_sets(now: Values, folder: Path) -> Values:
+    tables = [
+        path.removesuffix(".kind") for path in now if path.startswith("eval.sets.") and path.endswith(".data.kind")
+    ]
+    return {path: value for table in tables for path, value in _broken_line(table)(now, folder).items()}
+
+
 def _failing_scorer(now: Values, folder: Path) -> Values:
     names = {"function": "failing", "slime": "slime_failing"}
-    kind = now["reward.kind"]
-    return {"reward.function": f"{folder}/scorer.py:{names[kind]}"} if kind in names else {}
+    kinds = {path.removesuffix(".kind"): kind for path, kind in now.items() if path.endswith("reward.kind")}
+    return {f"{table}.function": f"{folder}/scorer.py:{names[kind]}" for table, kind in kinds.items() if kind in names}
 
 
 def _used_folder(now: Values, folder: Path) -> Values:
@@ -61,6 +69,7 @@ SCENARIOS = (
     Scenario("a scorer that fails", _failing_scorer, probe_scorer),
     Scenario("a broken line in data", _broken_line("data")),
     Scenario("a broken line in eval.data", _broken_line("eval.data")),
+    Scenario("a broken line in eval.sets", _broken_line_of_sets),
     Scenario("a run in the folder already", _used_folder),
 )
 
@@ -83,7 +92,7 @@ def made_small(config: TrainConfig, folder: Path) -> Values:
         "rollout.max_response_tokens": min(now["rollout.max_response_tokens"], 8),
         **_steps(config, now),
     }
-    for table in ("data", "eval.data"):
+    for table in (path.removesuffix(".kind") for path in now if path.endswith("data.kind")):
         if now.get(f"{table}.kind") in ("jsonl", "parquet"):
             changed[f"{table}.path"] = str(_prompts(now, table, folder))
         elif f"{table}.size" in now:
@@ -92,9 +101,24 @@ def made_small(config: TrainConfig, folder: Path) -> Values:
         changed["reward.function"] = _scorer(now, folder)
     elif now["reward.kind"] == "slime":
         changed["reward.function"] = f"{folder}/scorer.py:slime"
-    if now["eval.max_response_tokens"] is not None:
-        changed["eval.max_response_tokens"] = min(now["eval.max_response_tokens"], 8)
-    return changed
+    return changed | _small_evaluation(now, folder)
+
+
+def _small_evaluation(now: Values, folder: Path) -> Values:
+    """Short and few answers, and rewards of the sets' own that need nothing of the user's."""
+    found: Values = {}
+    for path, value in now.items():
+        if path.startswith("eval.") and path.endswith("max_response_tokens") and value is not None:
+            found[path] = min(value, 8)
+        elif path.startswith("eval.") and path.endswith("num_samples") and value is not None:
+            found[path] = min(value, _MAX_SAMPLES)
+        elif path == "eval.best" and "@" in (value or ""):
+            name, _, k = value.partition("@")
+            found[path] = f"{name}@{min(int(k), _MAX_SAMPLES)}"
+        elif path.startswith("eval.sets.") and path.endswith(".reward.function"):
+            is_slime = now[path.replace(".function", ".kind")] == "slime"
+            found[path] = f"{folder}/scorer.py:{'slime' if is_slime else 'score'}"
+    return found
 
 
 def with_varied_rewards(given: Values, now: Values, folder: Path) -> Values:
@@ -121,5 +145,5 @@ def _prompts(now: Values, table: str, folder: Path, *, broken: bool = False) -> 
     ending = "parquet" if now[f"{table}.kind"] == "parquet" else "jsonl"
     path = folder / f"{table}{'-broken' if broken else ''}.{ending}"
     columns = {name: now[f"{table}.{name}"] for name in COLUMNS}
-    write_prompts(path, columns, num_rows=6 if table == "eval.data" else 24, broken=broken)
+    write_prompts(path, columns, num_rows=6 if table.startswith("eval.") else 24, broken=broken)
     return path
