@@ -53,6 +53,7 @@ def objective_formula(config: TrainConfig) -> str:
             if algorithm.whiten_advantages
             else []
         ),
+        *_reward_lines(config),
         f"  {_WEIGHTS[algorithm.reduction].format(max_response_tokens=config.rollout.max_response_tokens)}",
         *_ratio_lines(config),
         *_critic_lines(config),
@@ -95,6 +96,15 @@ def _kl_lines(config: TrainConfig) -> list[str]:
     if kl.refresh_steps:
         lines.append(f"the reference becomes the policy after every {kl.refresh_steps} batches")
     return lines
+
+
+def _reward_lines(config: TrainConfig) -> list[str]:
+    """How named rewards are added up, as far as the options say it."""
+    weights: dict[str, float] = getattr(config.reward, "weights", {})
+    if config.algorithm.advantage.kind == "gdpo":
+        words = ", ".join(f"{weight:g} for {name}" for name, weight in weights.items())
+        return [f"  w_k = {words}" if weights else "  w_k = 1 for each named reward"]
+    return [f"  R = {' + '.join(f'{weight:g} {name}' for name, weight in weights.items())}"] if weights else []
 
 
 def _ratio_lines(config: TrainConfig) -> list[str]:

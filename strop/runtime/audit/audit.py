@@ -138,7 +138,7 @@ class _Runs:
 
 def _needed(table: str, kind: str, folder: Path) -> dict[str, Any]:
     """What a kind cannot do without: values for its options that have no default."""
-    scorer = "slime" if kind == "slime" else "score"
+    scorer = "slime_score" if kind == "slime" else "score"
     needs = {"function": f"{folder}/scorer.py:{scorer}", "name": "chain_sum", "path": f"{folder}/{table}.{kind}"}
     leaves = [leaf for leaf in tree.leaves(TrainConfig) if leaf.kind == kind and leaf.path.startswith(f"{table}.")]
     return {leaf.path: needs[leaf.name] for leaf in leaves if leaf.field.is_required()}

@@ -88,10 +88,8 @@ def made_small(config: TrainConfig, folder: Path) -> Values:
             changed[f"{table}.path"] = str(_prompts(now, table, folder))
         elif f"{table}.size" in now:
             changed[f"{table}.size"] = min(now[f"{table}.size"], 24)
-    if now["reward.kind"] == "function":
-        changed["reward.function"] = _scorer(now, folder)
-    elif now["reward.kind"] == "slime":
-        changed["reward.function"] = f"{folder}/scorer.py:slime"
+    if now["reward.kind"] in ("function", "slime"):
+        changed |= _own_scorer(now, folder)
     if now["eval.max_response_tokens"] is not None:
         changed["eval.max_response_tokens"] = min(now["eval.max_response_tokens"], 8)
     return changed
@@ -105,6 +103,15 @@ def with_varied_rewards(given: Values, now: Values, folder: Path) -> Values:
 
 def _scorer(now: Values, folder: Path) -> str:
     return f"{folder}/scorer.py:{'named' if now['algorithm.advantage.kind'] == 'gdpo' else 'score'}"
+
+
+def _own_scorer(now: Values, folder: Path) -> Values:
+    """A function that returns what the options of the config's own take: named rewards, numbers per token or turn."""
+    is_named = now["reward.weights"] or (now["algorithm.advantage.kind"] == "gdpo" and now["reward.kind"] == "function")
+    before = "slime_" if now["reward.kind"] == "slime" else ""
+    after = "" if now["reward.per"] == "response" else f"_{now['reward.per']}"
+    names = {"reward.weights": {"one": 1.0, "two": 0.5}} if now["reward.weights"] else {}
+    return {"reward.function": f"{folder}/scorer.py:{before}{'named' if is_named else 'score'}{after}", **names}
 
 
 def _steps(config: TrainConfig, now: Values) -> Values:
