@@ -103,15 +103,18 @@ class Scorer:
         self, rollouts: list[Rollout], advance: Callable[[int], object]
     ) -> Iterator[Score | Failure | None]:
         for done, rollout in enumerate(rollouts):
-            try:
-                value = self._score(rollout)
-            except RewardError:  # of strop's own scorers: the data lacks what they need
-                raise
-            except Exception as error:  # noqa: BLE001  a user's function may raise anything; on_error decides
-                yield self._failure(error, rollout)
-            else:
-                yield self._reader.read(value, rollout)
+            outcome = self._score_one(rollout)
             advance(done + 1)
+            yield outcome
+
+    def _score_one(self, rollout: Rollout) -> Score | Failure | None:
+        try:
+            value = self._score(rollout)
+        except RewardError:  # of strop's own scorers: the data lacks what they need
+            raise
+        except Exception as error:  # noqa: BLE001  a user's function may raise anything; on_error decides
+            return self._failure(error, rollout)
+        return self._reader.read(value, rollout)
 
     def _score_concurrently(
         self, rollouts: list[Rollout], max_concurrent: int, advance: Callable[[int], object]
