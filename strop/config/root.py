@@ -139,8 +139,8 @@ class TrainConfig(RootConfig):
         if self.algorithm.policy_loss.needs_one_advantage and kind in TAKES_TOKEN_REWARDS and per != "response":
             yield Problem(
                 "reward.per",
-                f"must be response with algorithm.policy_loss.kind = {self.algorithm.policy_loss.kind}, got {per}: it is a loss "
-                f"of whole sequences, with one advantage each, and {kind} gives tokens the rewards that follow them.",
+                f"must be response with algorithm.policy_loss.kind = {self.algorithm.policy_loss.kind}, got {per}: it is a "
+                f"loss of whole sequences, with one advantage each, and {kind} gives tokens the rewards that follow them.",
             )
         if self.reward.kind == "dataset" and self.data.kind != "reasoning_gym":
             yield Problem(

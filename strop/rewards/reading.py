@@ -141,7 +141,9 @@ class ScoreReader:
         if hasattr(value, "item") and hasattr(value, "shape") and tuple(value.shape) == ():
             value = value.item()  # a scalar of numpy or torch
         if not isinstance(value, numbers.Real | Decimal):
-            hint = " Set reward.batched = true if the function takes a list, or reward.per if it rewards tokens or turns."
+            hint = (
+                " Set reward.batched = true if the function takes a list, or reward.per if it rewards tokens or turns."
+            )
             self._refuse(f"a number, or None for no score{of and ','}{of}", value, rollout, hint=hint)
         try:
             score = float(value)

@@ -89,12 +89,16 @@ def _rollout_metrics(rollouts: Sequence[Rollout]) -> StepMetrics:
             rewards.setdefault(r.group_id, []).append(r.reward)
     values = [reward for group in rewards.values() for reward in group]
     equal = sum(max(group) == min(group) for group in rewards.values())
-    return reward_by_source(rollouts) | _reward_by_name(rollouts) | {
-        "reward": Metric.mean(sum(values), len(values)),
-        "equal_reward_groups": Metric.mean(equal, len(rewards)),
-        "response_tokens": Metric.mean(sum(r.num_response_tokens for r in rollouts), len(rollouts)),
-        "truncated": Metric.mean(sum(r.finish_reason == "length" for r in rollouts), len(rollouts)),
-    }
+    return (
+        reward_by_source(rollouts)
+        | _reward_by_name(rollouts)
+        | {
+            "reward": Metric.mean(sum(values), len(values)),
+            "equal_reward_groups": Metric.mean(equal, len(rewards)),
+            "response_tokens": Metric.mean(sum(r.num_response_tokens for r in rollouts), len(rollouts)),
+            "truncated": Metric.mean(sum(r.finish_reason == "length" for r in rollouts), len(rollouts)),
+        }
+    )
 
 
 def _reward_by_name(rollouts: Iterable[Rollout]) -> StepMetrics:

@@ -230,7 +230,7 @@ def test_the_kl_in_the_reward_is_taken_from_each_tokens_return(unused):
 def test_each_reward_is_on_its_token_and_the_kl_on_its_own():
     # Rollout 0 (tokens 1..3 after a prompt token): earns 2 at its first, .5 at its last; k1 of token 2 is .5, coef .2: -.1.
     # gamma .5: .5; -.1 + .25 = .15; 2 + .075 = 2.075. Rollout 1: a plain 1 on its one token.
-    # Mean 3.725 / 4 = .93125; distances 1.14375, -.78125, -.43125, .06875; squares 1.308164, .610352, .185977, .004727 = 2.109219;
+    # Mean 3.725 / 4 = .93125; distances 1.14375, -.78125, -.43125, .06875; squares 1.308164 + .610352 + .185977 + .004727;
     # deviation sqrt(.703073) = .838494: 1.364053, -.931730, -.514315, .081992
     rollouts = scored(
         [2.5, 1.0],

@@ -89,9 +89,7 @@ def test_equals_the_slow_reference(normalize_std, rollouts):
 def test_one_step_at_the_last_token_gives_the_advantage_of_the_group(normalize_std, rows):
     rollouts = [(g, [(0.0, False, True)] * (n - 1) + [(r, True, True)]) for g, r, n in rows]
     rewards, _, groups, _, ids = flat(rollouts)
-    by_rollout = group_advantages(
-        torch.tensor([r for _, r, _ in rows], dtype=F64), groups, normalize_std=normalize_std
-    )
+    by_rollout = group_advantages(torch.tensor([r for _, r, _ in rows], dtype=F64), groups, normalize_std=normalize_std)
     found = process_advantages(*flat(rollouts), normalize_std=normalize_std)
     assert torch.allclose(found, by_rollout[ids], rtol=1e-12, atol=1e-12)
     assert rewards.shape == found.shape

@@ -15,7 +15,6 @@ from typing import Any
 from strop.compat.slime.sample import Sample, sample_of
 from strop.types import RewardError, Rollout
 
-
 Call = Callable[[], Coroutine[Any, Any, Any]]
 
 
