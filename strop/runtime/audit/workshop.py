@@ -32,16 +32,29 @@ import zlib
 
 running = 0
 
-async def _score(given, named, per):
+async def _num_at_once():
     global running
     running += 1
     await asyncio.sleep(0)
-    at_once = running
+    found = running
     await asyncio.sleep(0)
     running -= 1
+    return found
+
+async def _score(given, named, per):
+    more = await _num_at_once() / 8
     if isinstance(given, list):
         return [_shaped(rollout, _number(rollout.tokens, rollout.sample) / 2, named, per) for rollout in given]
-    return _shaped(given, _number(given.tokens, given.sample) + at_once / 8, named, per)
+    return _shaped(given, _number(given.tokens, given.sample) + more, named, per)
+
+async def _slime_score(args, given, named, per):
+    more = getattr(args, "audit", 0) + await _num_at_once() / 8
+    if isinstance(given, list):
+        return [_shaped(s, _number(s.tokens, s.index) / 2 + more, named, per) for s in given]
+    score = _number(given.tokens, given.index) + more
+    if args.reward_key is None:
+        return _shaped(given, score, named, per)
+    return {args.reward_key: _shaped(given, score / 2, named, per)}
 
 def _shaped(rollout, score, named, per):
     num_tokens = sum(rollout.response_mask if hasattr(rollout, "response_mask") else rollout.loss_mask)
@@ -59,19 +72,6 @@ def _function(named, per):
         return await _slime_score(args, given, named, per)
 
     return {f"{named or 'score'}{per}": score, f"slime_{named or 'score'}{per}": slime_score}
-
-async def _slime_score(args, given, named, per):
-    global running
-    running += 1
-    await asyncio.sleep(0)
-    at_once = running
-    await asyncio.sleep(0)
-    running -= 1
-    extra = getattr(args, "audit", 0) + at_once / 8
-    if isinstance(given, list):
-        return [_shaped(s, _number(s.tokens, s.index) / 2 + extra, named, per) for s in given]
-    found = _shaped(given, _number(given.tokens, given.index) + extra, named, per)
-    return found if args.reward_key is None else {args.reward_key: found}
 
 for _named in ("", "named"):
     for _per in ("", "_turn", "_token"):
