@@ -6,6 +6,7 @@ from strop.algorithms.support import support_lines
 from strop.algorithms.variants import ADVANTAGES, CORRECTIONS, POLICY_LOSSES
 from strop.config import PRESETS, TrainConfig
 from strop.config.advantage import GAEOptions
+from strop.config.sampling import named_weights
 from strop.config.tree import flatten, values
 
 _WEIGHTS = {
@@ -100,7 +101,7 @@ def _kl_lines(config: TrainConfig) -> list[str]:
 
 def _reward_lines(config: TrainConfig) -> list[str]:
     """How named rewards are added up, as far as the options say it."""
-    weights: dict[str, float] = getattr(config.reward, "weights", {})
+    weights = named_weights(config.reward)
     if config.algorithm.advantage.kind == "gdpo":
         words = ", ".join(f"{weight:g} for {name}" for name, weight in weights.items())
         return [f"  w_k = {words}" if weights else "  w_k = 1 for each named reward"]

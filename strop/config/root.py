@@ -13,7 +13,7 @@ from strop.config.algorithm import AlgorithmOptions
 from strop.config.base import Derived, Idle, Options, Problem
 from strop.config.critic import CriticOptions
 from strop.config.data import DataOptions, DemonstrationOptions
-from strop.config.sampling import EvalOptions, RewardOptions, RolloutOptions
+from strop.config.sampling import EvalOptions, RewardOptions, RolloutOptions, rewarded_per
 from strop.config.training import (
     AdamWOptions,
     GuardOptions,
@@ -135,7 +135,7 @@ class TrainConfig(RootConfig):
                 "With one set of all rollouts every advantage is 0.",
             )
         yield from self._critic_problems()
-        per = getattr(self.reward, "per", "response")
+        per = rewarded_per(self.reward)
         if self.algorithm.policy_loss.needs_one_advantage and kind in TAKES_TOKEN_REWARDS and per != "response":
             yield Problem(
                 "reward.per",

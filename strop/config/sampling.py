@@ -119,6 +119,16 @@ RewardOptions = Annotated[
 ]
 
 
+def rewarded_per(reward: RewardOptions) -> Literal["response", "turn", "token"]:
+    """What the numbers of a scorer belong to, as far as the options say."""
+    return reward.per if isinstance(reward, FunctionRewardOptions | SlimeRewardOptions) else "response"
+
+
+def named_weights(reward: RewardOptions) -> dict[str, float]:
+    """Weights of named rewards; empty where each counts 1."""
+    return reward.weights if isinstance(reward, FunctionRewardOptions | SlimeRewardOptions) else {}
+
+
 class EvalOptions(Options):
     """Held-out prompts, answered greedily and by sampling, before the first step, every so often, and after the last."""
 

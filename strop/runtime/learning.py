@@ -9,6 +9,7 @@ from dataclasses import replace
 import torch
 
 from strop.algorithms import PolicyObjective, ScoredTokens
+from strop.config.sampling import named_weights
 from strop.data import Batch, build_batch
 from strop.rewards.places import with_rest
 from strop.runtime.session import Session
@@ -63,7 +64,7 @@ def _named(session: Session, rollouts: Sequence[Rollout]) -> dict[str, torch.Ten
     if session.config.algorithm.advantage.kind != "gdpo":
         return {}
     parts, names = _reward_parts(rollouts)
-    weights: dict[str, float] = getattr(session.config.reward, "weights", {})
+    weights = named_weights(session.config.reward)
     by_name = torch.tensor([weights.get(name, 1.0) for name in names], dtype=torch.float64)
     return {"reward_parts": parts, "part_weights": by_name}
 
