@@ -236,7 +236,10 @@ def outcome_or_refusal(algorithm):
     """What is learned and None, or None and what the error says."""
     try:
         return learned(config_of(algorithm)), None
-    except (ConfigError, RewardError) as error:  # a loss of whole sequences is refused where tokens earn rewards of their own
+    except (
+        ConfigError,
+        RewardError,
+    ) as error:  # a loss of whole sequences is refused where tokens earn rewards of their own
         return None, str(error)
 
 
