@@ -42,13 +42,13 @@ async def _num_at_once():
     return found
 
 async def _score(given, named, per):
-    more = await _num_at_once() / 8
+    more = await _num_at_once() / 1024
     if isinstance(given, list):
         return [_shaped(rollout, _number(rollout.tokens, rollout.sample) / 2, named, per) for rollout in given]
     return _shaped(given, _number(given.tokens, given.sample) + more, named, per)
 
 async def _slime_score(args, given, named, per):
-    more = getattr(args, "audit", 0) + await _num_at_once() / 8
+    more = getattr(args, "audit", 0) + await _num_at_once() / 1024
     if isinstance(given, list):
         return [_shaped(s, _number(s.tokens, s.index) / 2 + more, named, per) for s in given]
     score = _number(given.tokens, given.index) + more
