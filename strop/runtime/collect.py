@@ -78,7 +78,7 @@ def _tell_of_added_rewards(session: Session, rollouts: Sequence[Rollout]) -> Non
         session.has_told_of_added_rewards = True
         session.console.warn(
             f"the reward function gives rewards to tokens or turns; algorithm.advantage.kind = {kind} takes their sum, and "
-            f"which of them earned it does not matter. {' and '.join(TAKES_TOKEN_REWARDS)} put each reward where it is earned."
+            f"which of them earned it does not matter. The kinds for which it does: {', '.join(TAKES_TOKEN_REWARDS)}."
         )
 
 

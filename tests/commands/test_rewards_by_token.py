@@ -39,6 +39,7 @@ async def stuck(rollout):
         (Path(__file__).parent / f"closed-{rollout.prompt.row}-{rollout.sample}").write_text("")
 """
 PROCESS = ("--algorithm.advantage.kind", "process")
+GAE = ("--algorithm.advantage.kind", "gae", "--lam", "0.9")
 RETURNS = ("--algorithm.advantage.kind", "reinforce_plus_plus", "--gamma", "0.9")
 
 
@@ -66,7 +67,7 @@ def train(small, rewards, tmp_path):
     return run
 
 
-@pytest.mark.parametrize("kind", [PROCESS, RETURNS], ids=["process", "reinforce_plus_plus"])
+@pytest.mark.parametrize("kind", [PROCESS, RETURNS, GAE], ids=["process", "reinforce_plus_plus", "gae"])
 def test_it_matters_which_token_earned_the_reward(train, kind):
     """One sum, on the first token or on the last."""
     folders = []
@@ -86,7 +87,7 @@ def test_where_the_sum_is_taken_that_is_said_once_and_it_does_not_matter(train):
         assert done.code == 0, done.err
         said = done.out + done.err
         assert said.count("algorithm.advantage.kind = group takes their sum, and which of them") == 1
-        assert "process and reinforce_plus_plus put each reward where it is earned" in said
+        assert "The kinds for which it does: process, reinforce_plus_plus, gae." in said
     assert same_weights(folder / "model", folder.parent / "early/model")
 
 
