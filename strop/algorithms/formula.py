@@ -6,6 +6,7 @@ from strop.algorithms.support import support_lines
 from strop.algorithms.variants import ADVANTAGES, CORRECTIONS, POLICY_LOSSES
 from strop.config import PRESETS, TrainConfig
 from strop.config.advantage import GAEOptions
+from strop.config.sampling import named_weights
 from strop.config.tree import flatten, values
 
 _WEIGHTS = {
@@ -53,6 +54,7 @@ def objective_formula(config: TrainConfig) -> str:
             if algorithm.whiten_advantages
             else []
         ),
+        *_reward_lines(config),
         f"  {_WEIGHTS[algorithm.reduction].format(max_response_tokens=config.rollout.max_response_tokens)}",
         *_ratio_lines(config),
         *_critic_lines(config),
@@ -95,6 +97,15 @@ def _kl_lines(config: TrainConfig) -> list[str]:
     if kl.refresh_steps:
         lines.append(f"the reference becomes the policy after every {kl.refresh_steps} batches")
     return lines
+
+
+def _reward_lines(config: TrainConfig) -> list[str]:
+    """How named rewards are added up, as far as the options say it."""
+    weights = named_weights(config.reward)
+    if config.algorithm.advantage.kind == "gdpo":
+        words = ", ".join(f"{weight:g} for {name}" for name, weight in weights.items())
+        return [f"  w_k = {words}" if weights else "  w_k = 1 for each named reward"]
+    return [f"  R = {' + '.join(f'{weight:g} {name}' for name, weight in weights.items())}"] if weights else []
 
 
 def _ratio_lines(config: TrainConfig) -> list[str]:

@@ -8,14 +8,14 @@ from pathlib import Path
 
 from pydantic import Field, PrivateAttr
 
-from strop.config.advantage import NEEDS_CRITIC, NEEDS_GROUP
+from strop.config.advantage import NEEDS_CRITIC, NEEDS_GROUP, TAKES_TOKEN_REWARDS
 from strop.config.algorithm import AlgorithmOptions
 from strop.config.base import Derived, Idle, Options, Problem
 from strop.config.critic import CriticOptions
 from strop.config.data import DataOptions, DemonstrationOptions
 from strop.config.evaluation import EvalOptions
 from strop.config.imitation import LossOptions, ValidationOptions
-from strop.config.sampling import RewardOptions, RolloutOptions
+from strop.config.sampling import RewardOptions, RolloutOptions, rewarded_per
 from strop.config.training import (
     AdamWOptions,
     GuardOptions,
@@ -140,6 +140,13 @@ class TrainConfig(RootConfig):
                 "With one set of all rollouts every advantage is 0.",
             )
         yield from self._critic_problems()
+        per = rewarded_per(self.reward)
+        if self.algorithm.policy_loss.needs_one_advantage and kind in TAKES_TOKEN_REWARDS and per != "response":
+            yield Problem(
+                "reward.per",
+                f"must be response with algorithm.policy_loss.kind = {self.algorithm.policy_loss.kind}, got {per}: it is a "
+                f"loss of whole sequences, with one advantage each, and {kind} gives tokens the rewards that follow them.",
+            )
         if self.reward.kind == "dataset" and self.data.kind != "reasoning_gym":
             yield Problem(
                 "reward.kind",

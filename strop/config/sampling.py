@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, Strict
 
 from strop.config.base import Options
 
@@ -25,13 +25,32 @@ class RolloutOptions(Options):
     )
 
 
-class _ForeignScorerOptions(Options):
-    """Of scorers that strop does not write, which may fail; its own give every answer a score."""
+# Of scorers that strop does not write, which may fail; its own give every answer a score.
+_OnError = Annotated[
+    Literal["fail", "zero", "exclude"],
+    Field(description="When a scorer raises or returns NaN: stop, score 0, or leave the rollout out (counted)."),
+]
 
-    on_error: Literal["fail", "zero", "exclude"] = Field(
-        default="fail",
-        description="When a scorer raises or returns NaN: stop, score 0, or leave the rollout out (counted).",
+
+class _FunctionOptions(Options):
+    """Of functions that users write: what they return, and how they are called."""
+
+    on_error: _OnError = "fail"
+    per: Literal["response", "turn", "token"] = Field(
+        default="response",
+        description="What the numbers belong to: one for the response, or a list of one for each turn or token of the policy.",
     )
+    weights: dict[str, Annotated[float, Strict()]] = Field(
+        default_factory=dict,
+        description="Weight of each named reward in their sum; none given: all 1. With gdpo, of each normalised reward.",
+    )
+    max_concurrent: int = Field(
+        default=64, ge=1, description="How many calls of an async function run at once; others are called one by one."
+    )
+
+    def problems(self) -> Iterator[Problem]:
+        if self.weights and not any(self.weights.values()):
+            yield Problem("weights", f"must not all be 0, got {self.weights}: every reward would be 0.")
 
 
 class ExactRewardOptions(Options):
@@ -54,21 +73,26 @@ class MathRewardOptions(Options):
     kind: Literal["math"] = "math"
 
 
-class DatasetRewardOptions(_ForeignScorerOptions):
+class DatasetRewardOptions(Options):
     """The score of the dataset's own scorer (reasoning-gym)."""
 
     kind: Literal["dataset"] = "dataset"
+    on_error: _OnError = "fail"
 
 
-class FunctionRewardOptions(_ForeignScorerOptions):
-    """Your function: it takes a `strop.types.Rollout` and returns a number, or None for no score."""
+class FunctionRewardOptions(_FunctionOptions):
+    """Your function: it takes a `strop.types.Rollout` and returns a number, several, or None for no score; plain or async."""
 
     kind: Literal["function"] = "function"
     function: str = Field(description="Where it is: module:function or path/to/file.py:function.")
     batched: bool = Field(default=False, description="It takes a list of rollouts and returns as many scores.")
 
+    def idle(self) -> Iterator[Idle]:
+        if self.batched:
+            yield Idle("max_concurrent", "cannot act with reward.batched = true: the function is called once a step")
 
-class SlimeRewardOptions(_ForeignScorerOptions):
+
+class SlimeRewardOptions(_FunctionOptions):
     """A reward function of slime's, unchanged: it takes `args` and a sample; plain or async."""
 
     kind: Literal["slime"] = "slime"
@@ -91,3 +115,13 @@ RewardOptions = Annotated[
     | SlimeRewardOptions,
     Field(discriminator="kind"),
 ]
+
+
+def rewarded_per(reward: RewardOptions) -> Literal["response", "turn", "token"]:
+    """What the numbers of a scorer belong to, as far as the options say."""
+    return reward.per if isinstance(reward, FunctionRewardOptions | SlimeRewardOptions) else "response"
+
+
+def named_weights(reward: RewardOptions) -> dict[str, float]:
+    """Weights of named rewards; empty where each counts 1."""
+    return reward.weights if isinstance(reward, FunctionRewardOptions | SlimeRewardOptions) else {}

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from strop import interrupts
-from strop.config.advantage import NEEDS_GROUP
+from strop.config.advantage import NEEDS_GROUP, TAKES_TOKEN_REWARDS
 from strop.rollout import mix_seed, sample_group
 from strop.runtime.session import Session
 from strop.types import Group, Metric, Prompt, Rollout, Sampling, StepMetrics
@@ -48,10 +48,11 @@ def score(session: Session, groups: Sequence[Group]) -> tuple[list[Rollout], Ste
     """Rewards for all rollouts of the step, and what they say as metrics."""
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     with session.console.phase("score", len(rollouts)), interrupts.interruptible():
-        scored = session.scorer(rollouts)
+        scored = session.scorer(rollouts, session.console.advance)
     metrics = {**scored.metrics, **_rollout_metrics(scored.rollouts)}
     if session.config.rollout.group_size > 1:
         metrics["groups_of_one"] = _groups_of_one(session, scored.rollouts)
+    _tell_of_added_rewards(session, scored.rollouts)
     return list(scored.rollouts), metrics
 
 
@@ -69,6 +70,18 @@ def _groups_of_one(session: Session, rollouts: Sequence[Rollout]) -> Metric:
     return Metric("sum", alone)
 
 
+def _tell_of_added_rewards(session: Session, rollouts: Sequence[Rollout]) -> None:
+    """Say once that tokens or turns were rewarded and it does not matter which."""
+    kind = session.config.algorithm.advantage.kind
+    has_places = any(r.token_rewards is not None for r in rollouts)
+    if has_places and kind not in TAKES_TOKEN_REWARDS and not session.has_told_of_added_rewards:
+        session.has_told_of_added_rewards = True
+        session.console.warn(
+            f"the reward function gives rewards to tokens or turns; algorithm.advantage.kind = {kind} takes their sum, and "
+            f"which of them earned it does not matter. The kinds for which it does: {', '.join(TAKES_TOKEN_REWARDS)}."
+        )
+
+
 def _rollout_metrics(rollouts: Sequence[Rollout]) -> StepMetrics:
     rewards: dict[int, list[float]] = {}
     for r in rollouts:
@@ -76,12 +89,25 @@ def _rollout_metrics(rollouts: Sequence[Rollout]) -> StepMetrics:
             rewards.setdefault(r.group_id, []).append(r.reward)
     values = [reward for group in rewards.values() for reward in group]
     equal = sum(max(group) == min(group) for group in rewards.values())
-    return reward_by_source(rollouts) | {
-        "reward": Metric.mean(sum(values), len(values)),
-        "equal_reward_groups": Metric.mean(equal, len(rewards)),
-        "response_tokens": Metric.mean(sum(r.num_response_tokens for r in rollouts), len(rollouts)),
-        "truncated": Metric.mean(sum(r.finish_reason == "length" for r in rollouts), len(rollouts)),
-    }
+    return (
+        reward_by_source(rollouts)
+        | _reward_by_name(rollouts)
+        | {
+            "reward": Metric.mean(sum(values), len(values)),
+            "equal_reward_groups": Metric.mean(equal, len(rewards)),
+            "response_tokens": Metric.mean(sum(r.num_response_tokens for r in rollouts), len(rollouts)),
+            "truncated": Metric.mean(sum(r.finish_reason == "length" for r in rollouts), len(rollouts)),
+        }
+    )
+
+
+def _reward_by_name(rollouts: Iterable[Rollout]) -> StepMetrics:
+    """Mean of each named reward, without its weight."""
+    found: dict[str, list[float]] = {}
+    for r in rollouts:
+        for name, value in (r.reward_parts or {}).items():
+            found.setdefault(name, []).append(value)
+    return {f"reward/part/{name}": Metric.mean(sum(values), len(values)) for name, values in found.items()}
 
 
 def reward_by_source(rollouts: Iterable[Rollout]) -> StepMetrics:

@@ -46,6 +46,7 @@ class Session:
     saved_step: int = -1  # that the newest checkpoint holds
     is_within_step: bool = False  # between the first and the last update of a batch: no state to resume from
     has_told_of_group_of_one: bool = False
+    has_told_of_added_rewards: bool = False
     cursor_state: dict[str, Any] = field(default_factory=dict)  # where the data stood when `step` was done
     history: list[dict[str, float]] = field(default_factory=list)
     evaluations: list[Evaluation] = field(default_factory=list)

@@ -32,10 +32,9 @@ from strop.config import load_config, to_toml
 from strop.config.eval_target import load_eval_config
 from strop.config.load import ROOTS
 from strop.config.overrides import nest, parse_flags
+from strop.config.sampling import FunctionRewardOptions
 from strop.observe.console import _COLUMNS
 from strop.rewards import make_scorer
-from strop.rewards.function import load_function
-from strop.rewards.scorer import Scorer
 from strop.types import Prompt, Rollout
 
 # What cannot be tried as it stands, and why.
@@ -233,8 +232,8 @@ def test_the_overrides_of_load_config_are_accepted(block, folder):
 def test_a_reward_function_scores(block, folder):
     file = block.file or "my_reward.py"
     Path(file).write_text(block.code)
-    (name,) = re.findall(r"^def (\w+)", block.code, re.MULTILINE)
-    scorer = Scorer(load_function(f"{file}:{name}"), name, "fail", is_batched="list[Rollout]" in block.code)
+    (name,) = re.findall(r"^(?:async )?def (\w+)", block.code, re.MULTILINE)
+    scorer = make_scorer(FunctionRewardOptions(function=f"{file}:{name}", batched="list[Rollout]" in block.code))
     right, wrong = scorer([make_rollout("56", "56"), make_rollout("57", "56")]).rollouts
     assert right.reward > wrong.reward
 

@@ -142,7 +142,7 @@ class _Runs:
 
 def _needed(table: str, kind: str, folder: Path) -> dict[str, Any]:
     """What a kind cannot do without: values for its options that have no default."""
-    scorer, file = "slime" if kind == "slime" else "score", "eval.data" if table.startswith("eval.") else "data"
+    scorer, file = "slime_score" if kind == "slime" else "score", "eval.data" if table.startswith("eval.") else "data"
     needs = {"function": f"{folder}/scorer.py:{scorer}", "name": "chain_sum", "path": f"{folder}/{file}.{kind}"}
     general = tree.general(TrainConfig, f"{table}.")
     leaves = [leaf for leaf in tree.leaves(TrainConfig) if leaf.kind == kind and leaf.path.startswith(general)]

@@ -97,10 +97,8 @@ def made_small(config: TrainConfig, folder: Path) -> Values:
             changed[f"{table}.path"] = str(_prompts(now, table, folder))
         elif f"{table}.size" in now:
             changed[f"{table}.size"] = min(now[f"{table}.size"], 24)
-    if now["reward.kind"] == "function":
-        changed["reward.function"] = _scorer(now, folder)
-    elif now["reward.kind"] == "slime":
-        changed["reward.function"] = f"{folder}/scorer.py:slime"
+    if now["reward.kind"] in ("function", "slime"):
+        changed |= _own_scorer(now, folder, "reward")
     return changed | _small_evaluation(now, folder)
 
 
@@ -116,8 +114,7 @@ def _small_evaluation(now: Values, folder: Path) -> Values:
             name, _, k = value.partition("@")
             found[path] = f"{name}@{min(int(k), _MAX_SAMPLES)}"
         elif path.startswith("eval.sets.") and path.endswith(".reward.function"):
-            is_slime = now[path.replace(".function", ".kind")] == "slime"
-            found[path] = f"{folder}/scorer.py:{'slime' if is_slime else 'score'}"
+            found |= _own_scorer(now, folder, path.removesuffix(".function"))
     return found
 
 
@@ -129,6 +126,15 @@ def with_varied_rewards(given: Values, now: Values, folder: Path) -> Values:
 
 def _scorer(now: Values, folder: Path) -> str:
     return f"{folder}/scorer.py:{'named' if now['algorithm.advantage.kind'] == 'gdpo' else 'score'}"
+
+
+def _own_scorer(now: Values, folder: Path, table: str) -> Values:
+    """A function that returns what the options of a table's own take: named rewards, numbers per token or turn."""
+    kind, weights, per = (now[f"{table}.{name}"] for name in ("kind", "weights", "per"))
+    is_named = weights or (now["algorithm.advantage.kind"] == "gdpo" and kind == "function" and table == "reward")
+    before, after = "slime_" if kind == "slime" else "", "" if per == "response" else f"_{per}"
+    names = {f"{table}.weights": {"one": 1.0, "two": 0.5}} if weights else {}
+    return {f"{table}.function": f"{folder}/scorer.py:{before}{'named' if is_named else 'score'}{after}", **names}
 
 
 def _steps(config: TrainConfig, now: Values) -> Values:
