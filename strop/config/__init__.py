@@ -4,9 +4,10 @@ from strop.config.advantage import GroupAdvantageOptions
 from strop.config.algorithm import AlgorithmOptions, KLOptions
 from strop.config.base import Options
 from strop.config.data import DataOptions, DemonstrationOptions, JSONLOptions, ParquetOptions, ReasoningGymOptions
+from strop.config.filtering import CurriculumOptions, FilterOptions, LengthPenaltyOptions
 from strop.config.load import load_config, make_config
 from strop.config.policy_loss import CISPOOptions, PPOClipOptions
-from strop.config.presets import PRESETS
+from strop.config.presets import PRESETS, preset_values
 from strop.config.render import to_toml
 from strop.config.root import SFTConfig, TrainConfig
 from strop.config.sampling import EvalOptions, RewardOptions, RolloutOptions
@@ -16,13 +17,16 @@ __all__ = [
     "PRESETS",
     "AlgorithmOptions",
     "CISPOOptions",
+    "CurriculumOptions",
     "DataOptions",
     "DemonstrationOptions",
     "EvalOptions",
+    "FilterOptions",
     "GroupAdvantageOptions",
     "GuardOptions",
     "JSONLOptions",
     "KLOptions",
+    "LengthPenaltyOptions",
     "ModelOptions",
     "Options",
     "PPOClipOptions",
@@ -37,5 +41,6 @@ __all__ = [
     "TrainConfig",
     "load_config",
     "make_config",
+    "preset_values",
     "to_toml",
 ]

@@ -10,8 +10,17 @@ from pydantic import Field, PrivateAttr
 
 from strop.config.advantage import NEEDS_GROUP
 from strop.config.algorithm import AlgorithmOptions
-from strop.config.base import Derived, Options, Problem
+from strop.config.base import Derived, Idle, Options, Problem
 from strop.config.data import DataOptions, DemonstrationOptions
+from strop.config.filtering import (
+    CurriculumOptions,
+    FilterOptions,
+    LengthPenaltyOptions,
+    NoCurriculumOptions,
+    NoLengthPenaltyOptions,
+    PerTokenPenaltyOptions,
+    SoftOverlongOptions,
+)
 from strop.config.sampling import EvalOptions, RewardOptions, RolloutOptions
 from strop.config.training import (
     GuardOptions,
@@ -70,6 +79,9 @@ class TrainConfig(RootConfig):
     data: DataOptions
     rollout: RolloutOptions = RolloutOptions()
     reward: RewardOptions
+    length_penalty: LengthPenaltyOptions = NoLengthPenaltyOptions()
+    filter: FilterOptions = FilterOptions()
+    curriculum: CurriculumOptions = NoCurriculumOptions()
     algorithm: AlgorithmOptions = AlgorithmOptions()
     trainer: TorchTrainerOptions = TorchTrainerOptions()
     engine: TorchEngineOptions = TorchEngineOptions()
@@ -94,6 +106,11 @@ class TrainConfig(RootConfig):
         if self.eval.data is not None and self.eval.max_response_tokens is None:
             limit = self.rollout.max_response_tokens
             yield Derived("eval.max_response_tokens", limit, "rollout.max_response_tokens")
+        if self.filter.drops_groups and self.rollout.prompts_per_round is None:
+            yield Derived("rollout.prompts_per_round", self.rollout.round_size, "rollout.prompts_per_step")
+        if isinstance(self.length_penalty, SoftOverlongOptions) and self.length_penalty.buffer_tokens is None:
+            buffer = self.length_penalty.buffer_of(self.rollout.max_response_tokens)
+            yield Derived("length_penalty.buffer_tokens", buffer, "rollout.max_response_tokens")
 
     def problems(self) -> Iterator[Problem]:
         prompts, updates = self.rollout.prompts_per_step, self.algorithm.updates_per_batch
@@ -116,6 +133,12 @@ class TrainConfig(RootConfig):
                 f"must be below rollout.group_size, got {self.algorithm.advantage.k} and {group_size}. "
                 "With one set of all rollouts every advantage is 0.",
             )
+        if self.filter.equal_rewards and group_size == 1:
+            yield Problem(
+                "filter.equal_rewards",
+                "must be false with rollout.group_size = 1, got true: one reward equals itself, and no group would be left.",
+            )
+        yield from self._length_penalty_problems()
         product = f"run.num_steps = {self.run.num_steps} x algorithm.updates_per_batch = {updates}"
         yield from _warmup_fits(self.trainer, self.num_optimizer_steps, product)
         if self.reward.kind == "dataset" and self.data.kind != "reasoning_gym":
@@ -124,6 +147,31 @@ class TrainConfig(RootConfig):
                 f"must not be dataset with data.kind = {self.data.kind}: that source has no scorer of its own. "
                 "Use exact, number, math or function.",
             )
+
+    def _length_penalty_problems(self) -> Iterator[Problem]:
+        penalty, limit = self.length_penalty, self.rollout.max_response_tokens
+        if isinstance(penalty, SoftOverlongOptions) and penalty.buffer_of(limit) > limit:
+            yield Problem(
+                "length_penalty.buffer_tokens",
+                f"must be at most rollout.max_response_tokens, got {penalty.buffer_tokens} and {limit}: the penalty grows over "
+                "the last tokens before that limit.",
+            )
+        if isinstance(penalty, PerTokenPenaltyOptions) and penalty.target_tokens >= limit:
+            yield Problem(
+                "length_penalty.target_tokens",
+                f"must be below rollout.max_response_tokens, got {penalty.target_tokens} and {limit}: no response would be "
+                "longer than the target.",
+            )
+        if penalty.kind != "none" and self.algorithm.advantage.kind == "pass_at_k":
+            yield Problem(
+                "length_penalty.kind",
+                f"must be none with algorithm.advantage.kind = pass_at_k, got {penalty.kind}: a reward that a penalty brings "
+                "below algorithm.advantage.success_reward would no longer count as a success.",
+            )
+
+    def idle(self) -> Iterator[Idle]:
+        if not self.filter.drops_groups:
+            yield Idle("rollout.prompts_per_round", "is only used with a filter, which may drop groups")
 
     def warnings(self) -> Iterator[str]:
         """Options that wait for a step the run does not have: allowed, since runs are shortened to try them."""

@@ -39,6 +39,7 @@ class Batch:
     old_logprobs: Tensor | None = None  # float32; None where the step's own logprobs serve
     ref_logprobs: Tensor | None = None  # float32
     selected: Tensor | None = None  # bool, what the policy loss singles out, decided over a whole step
+    is_fresh: Tensor | None = None  # bool, sampled by the policy as it is at the start of the step; None: all were
     measures_gap: bool = True  # False where the policy has moved since it could be compared with the sampler
 
     @property

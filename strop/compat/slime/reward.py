@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import inspect
 import itertools
 import sys
 import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import cache
-from importlib.machinery import ModuleSpec
-from types import ModuleType
 from typing import Any
 
 from strop.compat.slime.sample import Sample, sample_of
@@ -19,7 +16,7 @@ from strop.types import RewardError, Rollout
 
 
 class SlimeArgs:
-    """slime's `args`: the values of [reward.args] as attributes.
+    """slime's `args`: the values of [reward.args] or [filter.group_args] as attributes.
 
     >>> SlimeArgs({"rm_url": "http://here"}).rm_url
     'http://here'
@@ -33,7 +30,10 @@ class SlimeArgs:
         if name.startswith("__"):
             raise AttributeError(name)
         there = ", ".join(sorted(vars(self)))
-        raise AttributeError(f"args.{name} is not there. Set it in the table [reward.args], which has {there}.")
+        raise AttributeError(
+            f"args.{name} is not there. Set it in the table that gives `args`, "
+            f"[reward.args] for a reward and [filter.group_args] for a filter, which has {there}."
+        )
 
 
 class SlimeReward:
@@ -122,19 +122,3 @@ def _loop() -> asyncio.AbstractEventLoop:
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="slime-rewards", daemon=True).start()
     return loop
-
-
-def provide_slime_types() -> None:
-    """Where slime is not installed, let `from slime.utils.types import Sample` give strop's, now and in a function's body."""
-    if importlib.util.find_spec("slime") is not None:
-        return
-    names = ("slime", "slime.utils", "slime.utils.types")
-    modules = {name: ModuleType(name) for name in names}
-    for name, module in modules.items():
-        module.__spec__ = ModuleSpec(name, None, is_package=name != names[-1])
-        if name != names[-1]:
-            module.__path__ = []  # so that what else slime has is said to be missing, by its name
-    vars(modules["slime"])["utils"] = modules["slime.utils"]
-    vars(modules["slime.utils"])["types"] = modules["slime.utils.types"]
-    vars(modules["slime.utils.types"])["Sample"] = Sample
-    sys.modules.update(modules)
