@@ -28,4 +28,6 @@ def write_rollouts(path: Path, rollouts: Iterable[Rollout]) -> None:
                     round(x, 6) for x, m in zip(r.rollout_logprobs, r.response_mask, strict=True) if m
                 ],
             }
+            if r.length_penalty is not None:  # part of the reward
+                row["length_penalty"] = r.length_penalty
             file.write(json.dumps(row, ensure_ascii=False, default=str) + "\n")

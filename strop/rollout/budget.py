@@ -15,7 +15,7 @@ class TokenBudget:
     """
 
     def __init__(self, limit: int | None) -> None:
-        self.limit, self.in_flight = limit, 0
+        self.limit, self.in_flight, self.most_in_flight = limit, 0, 0
         self._door = asyncio.Lock()  # first come, first served: a large request is not overtaken for ever
         self._freed = asyncio.Condition()
 
@@ -28,6 +28,7 @@ class TokenBudget:
         async with self._door, self._freed:
             await self._freed.wait_for(lambda: self.in_flight + num_tokens <= (self.limit or 0))
             self.in_flight += num_tokens
+            self.most_in_flight = max(self.most_in_flight, self.in_flight)
         try:
             yield
         finally:

@@ -41,13 +41,14 @@ async def gather_groups(session: Session) -> tuple[list[Group], StepMetrics]:
         if rounds == options.max_rounds:
             raise _too_few(session, len(ready), session.num_prompts_sampled - sampled_before, dropped)
         rounds += 1
-        scored, metrics = score(session, await sample(session, _next_prompts(session)))
+        sampled, in_flight = await sample(session, _next_prompts(session))
+        scored, metrics = score(session, sampled)
         _observe(session, scored)
         with interrupts.interruptible():
             filtered = session.filters(scored)
         ready += filtered.groups
         dropped += filtered.dropped
-        parts.append(metrics)
+        parts += [in_flight, metrics]
     groups, surplus = ready[:wanted], ready[wanted:]
     session.waiting = tuple(surplus) if options.surplus == "keep" else ()
     metrics = merge_metrics(parts) | session.cursor.metrics()
@@ -104,8 +105,9 @@ def _staleness(session: Session, rollouts: Sequence[Rollout]) -> StepMetrics:
     return {"staleness": Metric.mean(sum(ages), len(ages)), "staleness_max": Metric("max", max(ages, default=0))}
 
 
-async def sample(session: Session, prompts: Sequence[tuple[int, Prompt]]) -> list[Group]:
-    """A group of rollouts for each numbered prompt, all in flight together as far as the budget of tokens goes."""
+async def sample(session: Session, prompts: Sequence[tuple[int, Prompt]]) -> tuple[list[Group], StepMetrics]:
+    """A group of rollouts for each numbered prompt, all in flight together as far as the budget of tokens goes, and how
+    much of a budget was used."""
     options = session.config.rollout
     sampling = Sampling(
         temperature=options.temperature,
@@ -127,7 +129,8 @@ async def sample(session: Session, prompts: Sequence[tuple[int, Prompt]]) -> lis
         return group
 
     with session.console.phase("sample", len(prompts) * options.group_size):
-        return await asyncio.gather(*(one(number, prompt) for number, prompt in prompts))
+        groups = await asyncio.gather(*(one(number, prompt) for number, prompt in prompts))
+    return groups, {} if budget.limit is None else {"tokens_in_flight": Metric("max", budget.most_in_flight)}
 
 
 def score(session: Session, groups: Sequence[Group]) -> tuple[list[Group], StepMetrics]:

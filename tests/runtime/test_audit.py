@@ -25,6 +25,8 @@ EVERYTHING = {
     "model": {"path": "nowhere"},
     "data": {"kind": "reasoning_gym", "name": "chain_sum"},
     "reward": {"kind": "dataset"},
+    "rollout": {"group_size": 4, "prompts_per_round": 48, "max_tokens_in_flight": 100_000},
+    "filter": {"equal_rewards": True, "group": "nowhere.py:f", "group_kind": "slime", "rollout": "nowhere.py:g"},
     "algorithm": {
         "updates_per_batch": 2,
         "policy_loss": {"kind": "ppo_clip", "eps_clip_c": 3.0},

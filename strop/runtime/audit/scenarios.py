@@ -44,6 +44,18 @@ def _failing_scorer(now: Values, folder: Path) -> Values:
     return {"reward.function": f"{folder}/scorer.py:{names[kind]}"} if kind in names else {}
 
 
+def _nothing_kept(now: Values, folder: Path) -> Values:
+    return {"filter.rollout": f"{folder}/scorer.py:keeps_nothing"} if _filters(now) else {}
+
+
+def _filters(now: Values) -> bool:
+    return bool(now["filter.equal_rewards"] or now["filter.group"] or now["filter.rollout"])
+
+
+def _few_prompts(now: Values, folder: Path) -> Values:
+    return {"data.max_prompts": 6} if now["curriculum.kind"] != "none" else {}
+
+
 def _used_folder(now: Values, folder: Path) -> Values:
     (folder / "run").mkdir(exist_ok=True)
     (folder / "run/metrics.jsonl").write_text("")
@@ -57,6 +69,8 @@ def _out_of_reach(now: Values, folder: Path) -> Values:
 SCENARIOS = (
     Scenario("", _as_it_is),
     Scenario("targets that are never reached", _out_of_reach),
+    Scenario("a filter that keeps nothing", _nothing_kept),
+    Scenario("a few prompts, seen again and again", _few_prompts),
     Scenario("made-up answers", _as_it_is, probe_scorer),
     Scenario("a scorer that fails", _failing_scorer, probe_scorer),
     Scenario("a broken line in data", _broken_line("data")),
@@ -80,6 +94,7 @@ def made_small(config: TrainConfig, folder: Path) -> Values:
         "rollout.max_response_tokens": min(now["rollout.max_response_tokens"], 8),
         **_steps(config, now),
     }
+    changed |= _before_the_loss(now, changed, folder)
     for table in ("data", "eval.data"):
         if now.get(f"{table}.kind") in ("jsonl", "parquet"):
             changed[f"{table}.path"] = str(_prompts(now, table, folder))
@@ -92,6 +107,27 @@ def made_small(config: TrainConfig, folder: Path) -> Values:
     if now["eval.max_response_tokens"] is not None:
         changed["eval.max_response_tokens"] = min(now["eval.max_response_tokens"], 8)
     return changed
+
+
+def _before_the_loss(now: Values, small: Values, folder: Path) -> Values:
+    """What filters, penalties and budgets need in a small run, where they are set at all."""
+    limit, group_size = small["rollout.max_response_tokens"], small["rollout.group_size"]
+    found: Values = {}
+    for name in ("group", "rollout"):
+        if now[f"filter.{name}"] is not None:
+            found[f"filter.{name}"] = f"{folder}/scorer.py:keeps_{name}"
+    if now["rollout.prompts_per_round"] is not None:
+        found["rollout.prompts_per_round"] = 2 * small["rollout.prompts_per_step"]
+    if now["rollout.max_tokens_in_flight"] is not None:
+        long_enough = group_size * (4096 + len(now["data.system_prompt"] or "") + limit)
+        found["rollout.max_tokens_in_flight"] = max(now["rollout.max_tokens_in_flight"], long_enough)
+    if now.get("length_penalty.buffer_tokens") is not None:
+        found["length_penalty.buffer_tokens"] = min(now["length_penalty.buffer_tokens"], limit)
+    if "length_penalty.target_tokens" in now:
+        found["length_penalty.target_tokens"] = min(now["length_penalty.target_tokens"], limit - 1)
+    if now["data.source_weights"] and "data.path" in now:
+        found["data.source_weights"] = {"even": 1.0, "odd": 2.0}
+    return found
 
 
 def with_varied_rewards(given: Values, now: Values, folder: Path) -> Values:

@@ -55,6 +55,18 @@ async def slime_failing(args, given):
 def _of_slime(args, sample):
     return zlib.crc32(repr((sample.tokens, sample.index)).encode()) % 5 / 2 + getattr(args, "audit", 0)
 
+def keeps_group(*given):
+    if len(given) == 1:
+        return given[0].prompt.row % 3 > 0
+    args, samples = given
+    return zlib.crc32(repr(samples[0].tokens).encode()) % 3 > getattr(args, "audit", 0)
+
+def keeps_rollout(rollout):
+    return rollout.sample > 0
+
+def keeps_nothing(rollout):
+    return False
+
 def _score(rollout):
     return zlib.crc32(repr((rollout.tokens, rollout.sample)).encode()) % 5 / 2
 """
