@@ -186,7 +186,9 @@ def test_a_filter_of_slime_s_may_return_a_plain_bool(filters):
 
 def test_an_attribute_that_args_lacks_is_named_with_the_table_it_belongs_to(filters):
     made = filters(SLIME, group="check_reward_nonzero_std", group_kind="slime")
-    with pytest.raises(FilterError, match=r"args.least is not there. Set it in .*\[filter.group_args\] for a filter"):
+    with pytest.raises(
+        FilterError, match=r"args.least is not there. Set it in the table \[filter.group_args\], which has reward_key"
+    ):
         made([group(0, [1.0, 0.0])])
 
 

@@ -21,6 +21,10 @@ class DynamicFilterOutput:
     reason: str | None = None
 
 
+class _FilterArgs(SlimeArgs):
+    table = "filter.group_args"
+
+
 class SlimeGroupFilter:
     """Asks a filter of slime's whether a group stays; `reason` is what it said of the last one that it dropped.
 
@@ -31,7 +35,7 @@ class SlimeGroupFilter:
 
     def __init__(self, function: Callable[..., Any], args: Mapping[str, Any]) -> None:
         self._function = function
-        self._args = SlimeArgs({"reward_key": None, **args})
+        self._args = _FilterArgs({"reward_key": None, **args})
         self._numbers = itertools.count()
         known = sys.modules.get("slime.utils.types")
         self._sample_class = known.Sample if known else Sample

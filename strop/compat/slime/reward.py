@@ -16,11 +16,13 @@ from strop.types import RewardError, Rollout
 
 
 class SlimeArgs:
-    """slime's `args`: the values of [reward.args] or [filter.group_args] as attributes.
+    """slime's `args`: the values of a table of the config as attributes.
 
     >>> SlimeArgs({"rm_url": "http://here"}).rm_url
     'http://here'
     """
+
+    table = "reward.args"
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         vars(self).update(values)
@@ -30,10 +32,7 @@ class SlimeArgs:
         if name.startswith("__"):
             raise AttributeError(name)
         there = ", ".join(sorted(vars(self)))
-        raise AttributeError(
-            f"args.{name} is not there. Set it in the table that gives `args`, "
-            f"[reward.args] for a reward and [filter.group_args] for a filter, which has {there}."
-        )
+        raise AttributeError(f"args.{name} is not there. Set it in the table [{self.table}], which has {there}.")
 
 
 class SlimeReward:
