@@ -50,7 +50,6 @@ def _comments(container: Any, prefix: str) -> Iterator[tuple[str, str]]:
 
 def _fill(container: Any, options: Options, prefix: str, config: TrainConfig | SFTConfig) -> None:
     plain = [(name, value) for name, value in options if not isinstance(value, Options)]
-    plain.sort(key=lambda option: isinstance(option[1], dict))  # what comes behind a free table would belong to it
     for name, value in plain:
         item = tomlkit.item("none" if value is None else list(value) if isinstance(value, tuple) else value)
         item.comment(" ".join(said_of(config, prefix + name).split()))

@@ -25,8 +25,6 @@ EVERYTHING = {
     "model": {"path": "nowhere"},
     "data": {"kind": "reasoning_gym", "name": "chain_sum"},
     "reward": {"kind": "dataset"},
-    "rollout": {"group_size": 4, "prompts_per_round": 48, "max_tokens_in_flight": 100_000},
-    "filter": {"equal_rewards": True, "group": "nowhere.py:f", "group_kind": "slime", "rollout": "nowhere.py:g"},
     "algorithm": {
         "updates_per_batch": 2,
         "policy_loss": {"kind": "ppo_clip", "eps_clip_c": 3.0},
@@ -36,6 +34,11 @@ EVERYTHING = {
     },
     "eval": {"data": {"kind": "jsonl", "path": "nowhere.jsonl"}},
     "run": {"checkpoint_every_steps": 50},
+}
+
+FILTERED = BASE | {
+    "rollout": {"group_size": 4, "prompts_per_round": 48, "max_tokens_in_flight": 100_000},
+    "filter": {"equal_rewards": True, "group": "nowhere.py:f", "group_kind": "slime", "rollout": "nowhere.py:g"},
 }
 
 
@@ -71,6 +74,9 @@ def test_every_option_there_is_acts_somewhere_and_none_is_accepted_without_actin
     in_reward = {"kl": {"coef": 0.01}, "advantage": {"kind": "reinforce_plus_plus"}, "updates_per_batch": 2}
     config = make_config(TrainConfig, BASE | {"algorithm": in_reward}, {}, file="x.toml")
     findings += audit(config, only="algorithm")
+    config = make_config(TrainConfig, FILTERED, {}, file="x.toml")
+    for table in ("filter", "rollout"):
+        findings += audit(config, only=table)
     assert dead(findings) == []
     acting = {f.path for f in findings if f.verdict == "acts"}
     one_value = {f.path for f in findings if f.verdict == "one value"}

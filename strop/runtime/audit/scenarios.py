@@ -69,13 +69,13 @@ def _out_of_reach(now: Values, folder: Path) -> Values:
 SCENARIOS = (
     Scenario("", _as_it_is),
     Scenario("targets that are never reached", _out_of_reach),
-    Scenario("a filter that keeps nothing", _nothing_kept),
-    Scenario("a few prompts, seen again and again", _few_prompts),
     Scenario("made-up answers", _as_it_is, probe_scorer),
     Scenario("a scorer that fails", _failing_scorer, probe_scorer),
     Scenario("a broken line in data", _broken_line("data")),
     Scenario("a broken line in eval.data", _broken_line("eval.data")),
     Scenario("a run in the folder already", _used_folder),
+    Scenario("a filter that keeps nothing", _nothing_kept),
+    Scenario("a few prompts, seen again and again", _few_prompts),
 )
 
 
