@@ -273,7 +273,6 @@ def test_with_rewards_kept_apart_the_penalty_is_normalised_alone(run, mine):
         ),
         (("--surplus", "keep"), "filter.surplus = keep is only used with a filter"),
         (("--max-tokens-in-flight", "27"), "rollout.max_tokens_in_flight must be at least 28, got 27"),
-        (("--filter.group", "no_such_file.py:keep"), "filter.group must name a file that exists"),
     ],
 )
 def test_what_cannot_be_is_refused_before_the_model_is_read(small, tmp_path, flags, message):
