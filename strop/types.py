@@ -42,6 +42,10 @@ class RewardError(UserError):
     """A scorer failed or returned something that is not a score."""
 
 
+class FilterError(UserError):
+    """A filter failed, or it lets too little through."""
+
+
 def model_failure(error: Exception, model: Any, rows: str, *, option: str = "") -> ModelError:
     """What a model's own code raised, in one sentence: too little memory, or an input that it cannot read.
 
@@ -123,6 +127,7 @@ class Rollout:
     token_rewards: tuple[float | None, ...] | None = None  # entry per token, None where none was given to it
     reward: float | None = None  # all of it; None: no score, the rollout leaves the statistics and the loss
     excluded: str | None = None  # why it leaves, one word for the metrics
+    length_penalty: float | None = None  # 0 or less, part of `reward`; None: nothing was asked for its length
 
     @property
     def num_response_tokens(self) -> int:

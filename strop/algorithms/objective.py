@@ -30,6 +30,7 @@ class TrainableTokens:
     advantages: Tensor
     sequence_ids: Tensor
     selected: Tensor | None = None  # what the policy loss singles out, decided over the whole step
+    is_fresh: Tensor | None = None  # bool, sampled by the policy as it was before the batch; None: all were
     measures_gap: bool = True  # False where the policy has moved since the trainer could be compared with the sampler
 
     @property
@@ -183,7 +184,8 @@ class PolicyObjective:
             sums["entropy"] = tokens.entropy
         if tokens.measures_gap:
             trainer = tokens.logprobs if options.old_logprobs == "rollout" else tokens.old_logprobs
-            sums["logprob_gap"] = (trainer - tokens.rollout_logprobs).abs()
+            gap = (trainer - tokens.rollout_logprobs).abs()
+            sums["logprob_gap"] = gap if tokens.is_fresh is None else gap.where(tokens.is_fresh, 0.0)
         return loss, _metrics(tokens, sums)
 
     def _corrections(self, tokens: TrainableTokens) -> dict[str, Tensor]:
@@ -262,7 +264,11 @@ def _metrics(tokens: TrainableTokens, sums: dict[str, Tensor]) -> StepMetrics:
             [t.float().sum() for t in means.values()] + [t.float() for t in extremes.values()]
         ).tolist()
     count = tokens.logprobs.numel()
-    metrics = {name: Metric.mean(value, count) for name, value in zip(means, numbers[: len(means)], strict=True)}
+    counts = {} if tokens.is_fresh is None else {"logprob_gap": int(tokens.is_fresh.sum())}
+    metrics = {
+        name: Metric.mean(value, counts.get(name, count))
+        for name, value in zip(means, numbers[: len(means)], strict=True)
+    }
     for name, value in zip(extremes, numbers[len(means) :], strict=True):
         metrics[name] = Metric("min" if name == "ratio_min" else "max", value)
     return metrics

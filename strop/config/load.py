@@ -14,7 +14,7 @@ from strop.config.base import Options
 from strop.config.lines import Sources
 from strop.config.messages import describe
 from strop.config.overrides import nest
-from strop.config.presets import PRESETS
+from strop.config.presets import PRESETS, preset_values
 from strop.config.render import recorded_origins
 from strop.config.repair import speaks_of, without_problems
 from strop.config.root import RootConfig, SFTConfig, TrainConfig
@@ -139,7 +139,7 @@ def _layers(
         table = _table(values, "algorithm")
         if "preset" in table:
             name = table["preset"]
-            preset = {"algorithm": PRESETS[name][1]} if isinstance(name, str) and name in PRESETS else {}
+            preset = preset_values(name) if isinstance(name, str) and name in PRESETS else {}
             return preset, [*layers[:place], (f"preset {name}", preset), *layers[place:]]
     return {}, layers
 
@@ -230,7 +230,7 @@ def _refuse_endless_numbers(values: dict[str, Any], origin: str) -> None:
 
 def _rules(config: Options, unset: dict[str, Any], sources: Sources) -> list[str]:
     """Broken rules, and options that were set to something of their own and cannot act."""
-    now, origins = tree.values(config), sources.origins
+    now = tree.values(config)
     found = [
         f"{path} must be at most {LARGEST_FLOAT:g} in size, got {value:g}: the run computes in float32.{sources.note(path)}"
         for path, value in now.items()
@@ -241,15 +241,16 @@ def _rules(config: Options, unset: dict[str, Any], sources: Sources) -> list[str
         found += [f"{dot}{key} {message}{sources.note(dot + key)}" for key, message in table.problems()]
         for key, reason in table.idle():
             path = dot + key
-            if (
-                path in origins
-                and path in now
-                and now[path] != unset.get(path)
-                and not origins[path].startswith("preset ")
-            ):
+            if path in now and now[path] != unset.get(path) and _is_somebodys(path, sources.origins):
                 advice = "Leave it out, or change what keeps it from acting."
                 found.append(f"{path} = {now[path]} {reason}. {advice}{sources.note(path)}")
     return found
+
+
+def _is_somebodys(path: str, origins: dict[str, str]) -> bool:
+    """Did somebody set it, or an entry of it where it is a free table? What a preset sets is nobody's."""
+    of_it = (origin for set_here, origin in origins.items() if f"{set_here}.".startswith(f"{path}."))
+    return any(not origin.startswith("preset ") for origin in of_it)
 
 
 def _idle_in_eval(config: Options, unset: dict[str, Any], origins: dict[str, str]) -> list[str]:

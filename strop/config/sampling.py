@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, Strict
 
-from strop.config.base import Options
+from strop.config.base import Idle, Options, Problem
 
 
 class RolloutOptions(Options):
@@ -23,6 +24,38 @@ class RolloutOptions(Options):
     stop_token_ids: tuple[Annotated[int, Field(ge=0)], ...] = Field(
         default=(), description="End ids beside those of the model."
     )
+    prompts_per_round: int | None = Field(
+        default=None,
+        ge=1,
+        le=100_000,
+        description="Prompts sampled at once, more than a step needs where filters drop some; none: prompts_per_step.",
+    )
+    max_tokens_in_flight: int | None = Field(
+        default=None,
+        ge=1,
+        description="Prompt and max_response_tokens of all samples that are sampled at the same time, at most; none: no cap.",
+    )
+
+    @property
+    def round_size(self) -> int:
+        """Prompts of one round of sampling."""
+        return self.prompts_per_step if self.prompts_per_round is None else self.prompts_per_round
+
+    def problems(self) -> Iterator[Problem]:
+        if self.round_size < self.prompts_per_step:
+            yield Problem(
+                "prompts_per_round",
+                f"must be at least rollout.prompts_per_step, got {self.prompts_per_round} and {self.prompts_per_step}: a round "
+                "samples at least what a step needs.",
+            )
+        least = self.group_size * (1 + self.max_response_tokens)
+        if self.max_tokens_in_flight is not None and self.max_tokens_in_flight < least:
+            yield Problem(
+                "max_tokens_in_flight",
+                f"must be at least {least}, got {self.max_tokens_in_flight}: the {self.group_size} samples of one prompt are "
+                f"sampled together, and each may have rollout.max_response_tokens = {self.max_response_tokens} tokens after "
+                "its prompt.",
+            )
 
 
 # Of scorers that strop does not write, which may fail; its own give every answer a score.

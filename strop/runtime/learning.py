@@ -23,6 +23,9 @@ def weigh(session: Session, rollouts: Sequence[Rollout]) -> Batch:
     with session.console.phase("logprobs", 0):
         batch = _with_needed_logprobs(session, build_batch(scored, [0.0] * len(scored)))
         values = None if session.critic is None else session.critic.values(batch)
+    if session.config.filter.surplus == "keep":
+        now = session.trainer.num_steps
+        batch = replace(batch, is_fresh=torch.tensor([v == now for r in scored for v in r.policy_versions]))
     advantages, returns = session.objective.advantages_and_returns(
         ScoredTokens(
             rewards=torch.tensor([r.reward for r in scored], dtype=torch.float64),

@@ -459,3 +459,17 @@ def test_the_state_of_one_objective_goes_on_in_another():
     second.load_state(first.state())
     assert second.loss(tokens())[0].tolist() == first.loss(tokens())[0].tolist()
     assert first.state() != objective(**options).state()
+
+
+def test_the_gap_to_the_sampler_is_measured_on_tokens_that_the_policy_of_now_sampled():
+    """Gaps .1, .3, 0, .2; the second was sampled by an older policy: the mean of the others is .1, the largest .2."""
+    fresh = torch.tensor([True, False, True, True])
+    found = objective(policy_loss=PPO).loss(replace(tokens(), is_fresh=fresh))[1]
+    assert found["logprob_gap"].value == pytest.approx(0.1)
+    assert found["logprob_gap"].count == 3
+    assert found["logprob_gap_max"].value == pytest.approx(0.2)
+
+
+def test_where_no_token_is_fresh_there_is_no_gap_to_guard():
+    old = torch.zeros(4, dtype=torch.bool)
+    assert objective(policy_loss=PPO).loss(replace(tokens(), is_fresh=old))[1]["logprob_gap"].count == 0

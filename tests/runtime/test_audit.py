@@ -36,6 +36,11 @@ EVERYTHING = {
     "run": {"checkpoint_every_steps": 50},
 }
 
+FILTERED = BASE | {
+    "rollout": {"group_size": 4, "prompts_per_round": 48, "max_tokens_in_flight": 100_000},
+    "filter": {"equal_rewards": True, "group": "nowhere.py:f", "group_kind": "slime", "rollout": "nowhere.py:g"},
+}
+
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory):
@@ -78,6 +83,9 @@ def test_every_option_there_is_acts_somewhere_and_none_is_accepted_without_actin
     in_reward = {"kl": {"coef": 0.01}, "advantage": {"kind": "reinforce_plus_plus"}, "updates_per_batch": 2}
     config = make_config(TrainConfig, BASE | {"algorithm": in_reward}, {}, file="x.toml")
     findings += audit(config, only="algorithm")
+    config = make_config(TrainConfig, FILTERED, {}, file="x.toml")
+    for table in ("filter", "rollout"):
+        findings += audit(config, only=table)
     assert dead(findings) == []
     acting = {f.path for f in findings if f.verdict == "acts"}
     one_value = {f.path for f in findings if f.verdict == "one value"}

@@ -135,6 +135,26 @@ def _function(given: Given, draft: Draft, path: str) -> None:
     draft.set("reward.args", _attributes(given), *flags, words="all flags, for the function to read")
 
 
+_EQUAL_REWARDS = "check_reward_nonzero_std"
+
+
+def filters(given: Given, draft: Draft) -> None:
+    """Dynamic sampling: which groups stay, and how many prompts are sampled at once."""
+    flag, more = "--dynamic-sampling-filter-path", "--over-sampling-batch-size"
+    path = given.text(flag)
+    module, _, name = path.rpartition(".")
+    if name == _EQUAL_REWARDS and module.endswith("dynamic_sampling_filters"):
+        draft.set("filter.equal_rewards", True, flag, words="slime's own filter")
+    elif path:
+        draft.set("filter.group", path if ":" in path or not module else f"{module}:{name}", flag)
+        draft.set("filter.group_kind", "slime", flag)
+        draft.set("filter.group_args", _attributes(given), flag, words="all flags, for the function to read")
+    elif given.has(flag):
+        draft.without(flag, "has no value.")
+    if given.has(more):
+        draft.set("rollout.prompts_per_round", given.text(more), more)
+
+
 def _attributes(given: Given) -> dict[str, Any]:
     """args.NAME for every flag of the script but credentials."""
     found = {name[2:].replace("-", "_"): _typed(flag) for name, flag in given.flags.items() if name not in SECRET}
@@ -235,6 +255,7 @@ RULES = {
     "--num-epoch --seed",
     prompts: "--prompt-data --input-key --label-key --apply-chat-template --rollout-shuffle",
     reward: "--rm-type --custom-rm-path --reward-key --group-rm --rm-url",
+    filters: "--dynamic-sampling-filter-path --over-sampling-batch-size",
     evaluation: "--eval-prompt-data --eval-interval --skip-eval-before-train --n-samples-per-eval-prompt "
     "--eval-input-key --eval-label-key "
     "--eval-temperature --eval-top-p --eval-top-k --eval-max-response-len",

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
 import itertools
 import sys
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
-from importlib.machinery import ModuleSpec
-from types import ModuleType
 from typing import Any
 
 from strop.compat.slime.sample import Sample, sample_of
@@ -19,11 +16,13 @@ Call = Callable[[], Coroutine[Any, Any, Any]]
 
 
 class SlimeArgs:
-    """slime's `args`: the values of [reward.args] as attributes.
+    """slime's `args`: the values of a table of the config as attributes.
 
     >>> SlimeArgs({"rm_url": "http://here"}).rm_url
     'http://here'
     """
+
+    table = "reward.args"
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         vars(self).update(values)
@@ -33,7 +32,7 @@ class SlimeArgs:
         if name.startswith("__"):
             raise AttributeError(name)
         there = ", ".join(sorted(vars(self)))
-        raise AttributeError(f"args.{name} is not there. Set it in the table [reward.args], which has {there}.")
+        raise AttributeError(f"args.{name} is not there. Set it in the table [{self.table}], which has {there}.")
 
 
 class SlimeReward:
@@ -113,19 +112,3 @@ class SlimeReward:
                 f"{self.name} must return a dict with {self._reward_key!r} (reward.reward_key), got {got}."
             )
         return score[self._reward_key]
-
-
-def provide_slime_types() -> None:
-    """Where slime is not installed, let `from slime.utils.types import Sample` give strop's, now and in a function's body."""
-    if importlib.util.find_spec("slime") is not None:
-        return
-    names = ("slime", "slime.utils", "slime.utils.types")
-    modules = {name: ModuleType(name) for name in names}
-    for name, module in modules.items():
-        module.__spec__ = ModuleSpec(name, None, is_package=name != names[-1])
-        if name != names[-1]:
-            module.__path__ = []  # so that what else slime has is said to be missing, by its name
-    vars(modules["slime"])["utils"] = modules["slime.utils"]
-    vars(modules["slime.utils"])["types"] = modules["slime.utils.types"]
-    vars(modules["slime.utils.types"])["Sample"] = Sample
-    sys.modules.update(modules)

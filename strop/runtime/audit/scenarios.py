@@ -52,6 +52,18 @@ def _failing_scorer(now: Values, folder: Path) -> Values:
     return {f"{table}.function": f"{folder}/scorer.py:{names[kind]}" for table, kind in kinds.items() if kind in names}
 
 
+def _nothing_kept(now: Values, folder: Path) -> Values:
+    return {"filter.rollout": f"{folder}/scorer.py:keeps_nothing"} if _filters(now) else {}
+
+
+def _filters(now: Values) -> bool:
+    return bool(now["filter.equal_rewards"] or now["filter.group"] or now["filter.rollout"])
+
+
+def _few_prompts(now: Values, folder: Path) -> Values:
+    return {"data.max_prompts": 6} if now["curriculum.kind"] != "none" else {}
+
+
 def _used_folder(now: Values, folder: Path) -> Values:
     (folder / "run").mkdir(exist_ok=True)
     (folder / "run/metrics.jsonl").write_text("")
@@ -71,6 +83,8 @@ SCENARIOS = (
     Scenario("a broken line in eval.data", _broken_line("eval.data")),
     Scenario("a broken line in eval.sets", _broken_line_of_sets),
     Scenario("a run in the folder already", _used_folder),
+    Scenario("a filter that keeps nothing", _nothing_kept),
+    Scenario("a few prompts, seen again and again", _few_prompts),
 )
 
 
@@ -92,6 +106,7 @@ def made_small(config: TrainConfig, folder: Path) -> Values:
         "rollout.max_response_tokens": min(now["rollout.max_response_tokens"], 8),
         **_steps(config, now),
     }
+    changed |= _before_the_loss(now, changed, folder)
     for table in (path.removesuffix(".kind") for path in now if path.endswith("data.kind")):
         if now.get(f"{table}.kind") in ("jsonl", "parquet"):
             changed[f"{table}.path"] = str(_prompts(now, table, folder))
@@ -115,6 +130,27 @@ def _small_evaluation(now: Values, folder: Path) -> Values:
             found[path] = f"{name}@{min(int(k), _MAX_SAMPLES)}"
         elif path.startswith("eval.sets.") and path.endswith(".reward.function"):
             found |= _own_scorer(now, folder, path.removesuffix(".function"))
+    return found
+
+
+def _before_the_loss(now: Values, small: Values, folder: Path) -> Values:
+    """What filters, penalties and budgets need in a small run, where they are set at all."""
+    limit, group_size = small["rollout.max_response_tokens"], small["rollout.group_size"]
+    found: Values = {}
+    for name in ("group", "rollout"):
+        if now[f"filter.{name}"] is not None:
+            found[f"filter.{name}"] = f"{folder}/scorer.py:keeps_{name}"
+    if now["rollout.prompts_per_round"] is not None:
+        found["rollout.prompts_per_round"] = 2 * small["rollout.prompts_per_step"]
+    if now["rollout.max_tokens_in_flight"] is not None:
+        long_enough = group_size * (4096 + len(now["data.system_prompt"] or "") + limit)
+        found["rollout.max_tokens_in_flight"] = max(now["rollout.max_tokens_in_flight"], long_enough)
+    if now.get("length_penalty.buffer_tokens") is not None:
+        found["length_penalty.buffer_tokens"] = min(now["length_penalty.buffer_tokens"], limit)
+    if "length_penalty.target_tokens" in now:
+        found["length_penalty.target_tokens"] = min(now["length_penalty.target_tokens"], limit - 1)
+    if now["data.source_weights"] and "data.path" in now:
+        found["data.source_weights"] = {"even": 1.0, "odd": 2.0}
     return found
 
 

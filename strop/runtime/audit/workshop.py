@@ -85,6 +85,18 @@ async def failing(given):
 
 async def slime_failing(args, given):
     raise ValueError("a scorer that fails")
+
+def keeps_group(*given):
+    if len(given) == 1:
+        return given[0].prompt.row % 3 > 0
+    args, samples = given
+    return zlib.crc32(repr(samples[0].tokens).encode()) % 3 > getattr(args, "audit", 0)
+
+def keeps_rollout(rollout):
+    return rollout.sample > 0
+
+def keeps_nothing(rollout):
+    return False
 """
 
 
