@@ -95,13 +95,18 @@ def sft(config: Path, resume: bool, flags: tuple[str, ...]) -> None:
 def eval_(target: Path, show: int, as_json: bool, flags: tuple[str, ...]) -> None:
     """Score a model on held-out prompts.
 
-    TARGET is a config with a table [eval.data], or a run folder, whose own config and model are used.
+    TARGET is a config with [eval.data] or [eval.sets.NAME], a run folder, best/ in one, or any model's folder; of that the
+    flags say the rest: strop eval MODEL --data.path FILE --reward.kind number.
     """
-    config = _config_of(target)
-    given = {"model.path": str(target / "model")} if target.is_dir() else {}
-    loaded = _load(config, flags, "eval", given, runs=True)
+    from strop.config.eval_target import load_eval_config
+    from strop.config.files import check_files
+    from strop.config.load import ROOTS
+    from strop.config.overrides import parse_flags
+
+    loaded = load_eval_config(target, parse_flags(ROOTS["eval"], flags, is_eval=True))
+    check_files(loaded, trains=False)
     from strop.observe.console import TerminalConsole
-    from strop.observe.tables import print_evaluation
+    from strop.observe.eval_tables import print_evaluation
     from strop.runtime import evaluate
 
     interrupts.check()
@@ -109,7 +114,7 @@ def eval_(target: Path, show: int, as_json: bool, flags: tuple[str, ...]) -> Non
     console = TerminalConsole(title="eval", to_stderr=as_json)  # stdout is JSON and nothing else
     with console.live():
         found = evaluate(loaded, console=console)
-    print_evaluation(found.scores, found.rollouts, title=loaded.model.path, show=show, as_json=as_json)
+    print_evaluation(found.scores, found.answers, title=loaded.model.path, show=show, as_json=as_json)
 
 
 @cli.command(context_settings=_ANY_FLAGS, epilog=_OPTIONS_HELP)
@@ -240,19 +245,15 @@ def _config_of(target: Path) -> Path:
     return target / "config.toml" if target.is_dir() else target
 
 
-def _load(
-    path: Path, flags: tuple[str, ...], command: Any, given: dict[str, Any] | None = None, *, runs: bool = False
-) -> Any:
-    """The config with the flags laid over it; flags win over what the command itself gives. `runs`: what it names on disk
-    is needed now."""
+def _load(path: Path, flags: tuple[str, ...], command: Any, *, runs: bool = False) -> Any:
+    """The config with the flags laid over it. `runs`: what it names on disk is needed now."""
     from strop.config.files import check_files
     from strop.config.load import ROOTS, load_config
     from strop.config.overrides import parse_flags
 
-    overrides = parse_flags(ROOTS[command], flags, is_eval=command == "eval")
-    config = load_config(path, {**(given or {}), **overrides}, command=command)
+    config = load_config(path, parse_flags(ROOTS[command], flags), command=command)
     if runs:
-        check_files(config, trains=command != "eval")
+        check_files(config, trains=True)
     return config
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from strop.algorithms.support import support_lines
 from strop.algorithms.variants import ADVANTAGES, CORRECTIONS, POLICY_LOSSES
-from strop.config import PRESETS, TrainConfig
+from strop.config import PRESETS, TrainConfig, preset_values
 from strop.config.advantage import GAEOptions
+from strop.config.filtering import PerTokenPenaltyOptions, SoftOverlongOptions
+from strop.config.sampling import named_weights
 from strop.config.tree import flatten, values
 
 _WEIGHTS = {
@@ -53,6 +55,8 @@ def objective_formula(config: TrainConfig) -> str:
             if algorithm.whiten_advantages
             else []
         ),
+        *_reward_lines(config),
+        *_penalty_lines(config),
         f"  {_WEIGHTS[algorithm.reduction].format(max_response_tokens=config.rollout.max_response_tokens)}",
         *_ratio_lines(config),
         *_critic_lines(config),
@@ -65,8 +69,8 @@ def objective_formula(config: TrainConfig) -> str:
 
 def _departs(config: TrainConfig) -> bool:
     """Is there a value that the preset would have set otherwise?"""
-    now = values(config.algorithm)
-    return any(now.get(path) != value for path, value in flatten(PRESETS[config.algorithm.preset or ""][1]))
+    now = values(config)
+    return any(now.get(path) != value for path, value in flatten(preset_values(config.algorithm.preset or "")))
 
 
 def _rejections(config: TrainConfig) -> list[str]:
@@ -97,6 +101,43 @@ def _kl_lines(config: TrainConfig) -> list[str]:
     return lines
 
 
+def _reward_lines(config: TrainConfig) -> list[str]:
+    """How named rewards are added up, as far as the options say it."""
+    weights = named_weights(config.reward)
+    if config.algorithm.advantage.kind == "gdpo":
+        words = ", ".join(f"{weight:g} for {name}" for name, weight in weights.items())
+        return [f"  w_k = {words}" if weights else "  w_k = 1 for each named reward"]
+    return [f"  R = {' + '.join(f'{weight:g} {name}' for name, weight in weights.items())}"] if weights else []
+
+
+def _penalty_lines(config: TrainConfig) -> list[str]:
+    penalty, limit = config.length_penalty, config.rollout.max_response_tokens
+    if isinstance(penalty, SoftOverlongOptions):
+        buffer = penalty.buffer_of(limit)
+        taken = f"{penalty.penalty_coef:g} min(max(n - {limit - buffer}, 0), {buffer}) / {buffer}"
+    elif isinstance(penalty, PerTokenPenaltyOptions):
+        taken = f"{penalty.penalty_coef:g} max(n - {penalty.target_tokens}, 0)"
+    else:
+        return []
+    apart = ", a named reward of its own" if config.algorithm.advantage.kind == "gdpo" else ""
+    return [f"  R = score - {taken},  n = tokens of the response{apart}"]
+
+
+def _filter_lines(config: TrainConfig) -> list[str]:
+    filters, lines = config.filter, []
+    if filters.rollout is not None:
+        lines.append(f"rollouts stay if {filters.rollout} says so")
+    if filters.equal_rewards:
+        lines.append("groups whose scores are all equal are dropped")
+    if filters.group is not None:
+        lines.append(f"groups stay if {filters.group} says so")
+    if not lines:
+        return []
+    surplus = "waits for the next batch" if filters.surplus == "keep" else "is dropped"
+    per_round = f"{config.rollout.round_size} prompts a round, at most {filters.max_rounds} rounds"
+    return [f"  {'; '.join(lines)}", f"  -> sampled until the batch is full: {per_round}; what is too much {surplus}"]
+
+
 def _ratio_lines(config: TrainConfig) -> list[str]:
     """The ratio, where the formula has one, and what old_logprobs are, where it has them."""
     algorithm = config.algorithm
@@ -104,7 +145,8 @@ def _ratio_lines(config: TrainConfig) -> list[str]:
     says_ratio = POLICY_LOSSES[algorithm.policy_loss.kind].options.has_ratio or algorithm.kl.unbiased
     lines = []
     if says_ratio:
-        moves = "" if algorithm.ratio_moves else " = 1 in value: one update per batch, on fresh samples"
+        samples = "" if config.filter.surplus == "keep" else ", on fresh samples"
+        moves = "" if algorithm.ratio_moves else f" = 1 in value: one update per batch{samples}"
         lines.append(f"  r_t = exp(logprobs_t - old_logprobs_t){moves}")
     if algorithm.old_logprobs == "rollout":
         lines.append(f"  old_logprobs: the sampler's own, rollout_logprobs{at}")
@@ -147,6 +189,7 @@ def _batch_lines(config: TrainConfig) -> list[str]:
     return [
         f"  batch: {rollout.prompts_per_step} prompts x {rollout.group_size} samples = {sequences} sequences of at most "
         f"{rollout.max_response_tokens} tokens{left_out}",
+        *_filter_lines(config),
         f"  -> {updates} optimizer step{'s' if updates > 1 else ''} of {sequences // updates} sequences"
         f" -> {config.num_optimizer_steps} optimizer steps in {config.run.num_steps} batches{first}",
         f"  -> the last update of a batch is {updates - 1} step{'' if updates == 2 else 's'} off-policy",

@@ -164,7 +164,7 @@ class AlgorithmOptions(Options):
     @property
     def advantages_vary(self) -> str | None:
         """The option through which tokens of one sequence can have different advantages; None where they cannot."""
-        if self.advantage.kind in NEEDS_CRITIC:
+        if self.advantage.kind in (*NEEDS_CRITIC, "process"):
             return f"algorithm.advantage.kind = {self.advantage.kind}"
         if self.advantage.kind == "reinforce_plus_plus" and self.advantage.gamma < 1:
             return f"algorithm.advantage.gamma = {self.advantage.gamma:g}"

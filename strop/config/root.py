@@ -8,13 +8,23 @@ from pathlib import Path
 
 from pydantic import Field, PrivateAttr
 
-from strop.config.advantage import NEEDS_CRITIC, NEEDS_GROUP
+from strop.config.advantage import NEEDS_CRITIC, NEEDS_GROUP, TAKES_TOKEN_REWARDS
 from strop.config.algorithm import AlgorithmOptions
 from strop.config.base import Derived, Idle, Options, Problem
 from strop.config.critic import CriticOptions
 from strop.config.data import DataOptions, DemonstrationOptions
+from strop.config.evaluation import EvalOptions
+from strop.config.filtering import (
+    CurriculumOptions,
+    FilterOptions,
+    LengthPenaltyOptions,
+    NoCurriculumOptions,
+    NoLengthPenaltyOptions,
+    PerTokenPenaltyOptions,
+    SoftOverlongOptions,
+)
 from strop.config.imitation import LossOptions, ValidationOptions
-from strop.config.sampling import EvalOptions, RewardOptions, RolloutOptions
+from strop.config.sampling import RewardOptions, RolloutOptions, rewarded_per
 from strop.config.training import (
     AdamWOptions,
     GuardOptions,
@@ -73,6 +83,9 @@ class TrainConfig(RootConfig):
     data: DataOptions
     rollout: RolloutOptions = RolloutOptions()
     reward: RewardOptions
+    length_penalty: LengthPenaltyOptions = NoLengthPenaltyOptions()
+    filter: FilterOptions = FilterOptions()
+    curriculum: CurriculumOptions = NoCurriculumOptions()
     algorithm: AlgorithmOptions = AlgorithmOptions()
     trainer: TorchTrainerOptions = TorchTrainerOptions()
     critic: CriticOptions = CriticOptions()
@@ -105,14 +118,17 @@ class TrainConfig(RootConfig):
         yield from super().derived()
         if self.guards.max_logprob_gap is None:
             yield Derived("guards.max_logprob_gap", self.max_logprob_gap, f"model.dtype = {self.model.dtype}")
-        if self.eval.data is not None and self.eval.max_response_tokens is None:
-            limit = self.rollout.max_response_tokens
-            yield Derived("eval.max_response_tokens", limit, "rollout.max_response_tokens")
-
-    def idle(self) -> Iterator[Idle]:
-        if not self.has_critic:
-            for name in CriticOptions.model_fields:
-                yield Idle(f"critic.{name}", "is only used when algorithm.advantage.kind = gae")
+        if self.eval.max_response_tokens is None:
+            for name, own in self.eval.all_sets.items():
+                if own.max_response_tokens is None:
+                    table = f"eval.sets.{name}" if name else "eval"
+                    limit = self.rollout.max_response_tokens
+                    yield Derived(f"{table}.max_response_tokens", limit, "rollout.max_response_tokens")
+        if self.filter.drops_groups and self.rollout.prompts_per_round is None:
+            yield Derived("rollout.prompts_per_round", self.rollout.round_size, "rollout.prompts_per_step")
+        if isinstance(self.length_penalty, SoftOverlongOptions) and self.length_penalty.buffer_tokens is None:
+            buffer = self.length_penalty.buffer_of(self.rollout.max_response_tokens)
+            yield Derived("length_penalty.buffer_tokens", buffer, "rollout.max_response_tokens")
 
     def problems(self) -> Iterator[Problem]:
         prompts, updates = self.rollout.prompts_per_step, self.algorithm.updates_per_batch
@@ -136,11 +152,40 @@ class TrainConfig(RootConfig):
                 "With one set of all rollouts every advantage is 0.",
             )
         yield from self._critic_problems()
+        per = rewarded_per(self.reward)
+        if self.algorithm.policy_loss.needs_one_advantage and kind in TAKES_TOKEN_REWARDS and per != "response":
+            yield Problem(
+                "reward.per",
+                f"must be response with algorithm.policy_loss.kind = {self.algorithm.policy_loss.kind}, got {per}: it is a "
+                f"loss of whole sequences, with one advantage each, and {kind} gives tokens the rewards that follow them.",
+            )
+        if self.filter.equal_rewards and group_size == 1:
+            yield Problem(
+                "filter.equal_rewards",
+                "must be false with rollout.group_size = 1, got true: one reward equals itself, and no group would be left.",
+            )
+        yield from self._length_penalty_problems()
         if self.reward.kind == "dataset" and self.data.kind != "reasoning_gym":
             yield Problem(
                 "reward.kind",
                 f"must not be dataset with data.kind = {self.data.kind}: that source has no scorer of its own. "
                 "Use exact, number, math or function.",
+            )
+        yield from self._eval_reward_problems()
+
+    def _eval_reward_problems(self) -> Iterator[Problem]:
+        """A dataset's own scorer where the held-out prompts come from no dataset."""
+        for name, own in self.eval.all_sets.items():
+            if own.data.kind == "reasoning_gym" or (own.reward or self.reward).kind != "dataset":
+                continue
+            table = f"eval.sets.{name}" if name else "eval"
+            advice = "Give it a reward of its own." if own.reward is None else f"Set another {table}.reward.kind."
+            if not name:
+                advice = "Make it a table [eval.sets.NAME], which may have a reward of its own."
+            yield Problem(
+                f"{table}.data.kind",
+                f"must be reasoning_gym where the reward is of kind dataset, got {own.data.kind}: that source has no "
+                f"scorer of its own. {advice}",
             )
 
     def _critic_problems(self) -> Iterator[Problem]:
@@ -158,6 +203,31 @@ class TrainConfig(RootConfig):
         yield from warmup_fits("trainer", self.trainer, self.num_optimizer_steps, f"{learning} {by_updates}")
         if self.has_critic:
             yield from warmup_fits("critic", self.critic, self.num_critic_steps, f"{batches} {by_updates}")
+
+    def _length_penalty_problems(self) -> Iterator[Problem]:
+        penalty, limit = self.length_penalty, self.rollout.max_response_tokens
+        if isinstance(penalty, SoftOverlongOptions) and penalty.buffer_of(limit) > limit:
+            yield Problem(
+                "length_penalty.buffer_tokens",
+                f"must be at most rollout.max_response_tokens, got {penalty.buffer_tokens} and {limit}: the penalty grows over "
+                "the last tokens before that limit.",
+            )
+        if isinstance(penalty, PerTokenPenaltyOptions) and penalty.target_tokens >= limit:
+            yield Problem(
+                "length_penalty.target_tokens",
+                f"must be below rollout.max_response_tokens, got {penalty.target_tokens} and {limit}: no response would be "
+                "longer than the target.",
+            )
+        if penalty.kind != "none" and self.algorithm.advantage.kind == "pass_at_k":
+            yield Problem(
+                "length_penalty.kind",
+                f"must be none with algorithm.advantage.kind = pass_at_k, got {penalty.kind}: a reward that a penalty brings "
+                "below algorithm.advantage.success_reward would no longer count as a success.",
+            )
+
+    def idle(self) -> Iterator[Idle]:
+        if not self.filter.drops_groups:
+            yield Idle("rollout.prompts_per_round", "is only used with a filter, which may drop groups")
 
     def warnings(self) -> Iterator[str]:
         """Options that wait for a step the run does not have: allowed, since runs are shortened to try them."""

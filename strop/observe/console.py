@@ -147,6 +147,10 @@ _COUNTS = (  # shown where there are any
     ("scorer errors", "reward/num_errors"),
     ("left out", "reward/num_excluded"),
     ("groups of one", "groups_of_one"),
+    ("rounds", "rounds"),
+    ("equal", "dropped/equal_rewards"),
+    ("filtered", "dropped/group_filter"),
+    ("waiting", "waiting_groups"),
 )
 _LIVE = ("reward", "nll", "validation/loss", "tokens_per_second")  # beside the bar
 _PHASES = ("sample", "score", "logprobs", "train", "eval", "validation")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,12 @@ from strop.config.tree import values
 from strop.observe.console import Console
 from strop.observe.metrics_file import drop_metrics_after, read_metrics
 from strop.rewards import scorer_source
+from strop.rollout import filter_source
+from strop.runtime.best import restore_best
 from strop.runtime.checkpoints import newest_checkpoint, write_checkpoint
 from strop.runtime.models import has_finite_weights
 from strop.runtime.session import Session
+from strop.runtime.waiting import read_waiting, write_waiting
 from strop.types import ConfigError, DataError, GuardError
 
 # Options, or whole tables, that change nothing of what the next steps compute: where things lie (what lies there is
@@ -32,6 +36,7 @@ _MAY_CHANGE = (
     "critic.path",
 )
 _MAY_CHANGE += ("trainer.num_threads", "trainer.max_tokens_per_micro_batch", "trainer.layout")
+_MAY_CHANGE += ("rollout.max_tokens_in_flight",)
 
 
 def save_checkpoint(session: Session) -> None:
@@ -43,20 +48,24 @@ def save_checkpoint(session: Session) -> None:
     if not has_finite_weights(session.loaded.model) or not _has_finite_critic(session):
         raise GuardError(f"the weights are not finite after step {session.step}; no checkpoint was written.")
     state = {
-        "cursor": session.cursor_state,
+        "cursor": session.place.cursor,
+        "num_prompts_sampled": session.place.num_prompts_sampled,
         "objective": session.objective.state(),
         "prompts": session.prompts_fingerprint,
         "scorer": scorer_source(session.config.reward),
+        "filters": filter_source(session.config.filter),
         "num_steps": session.config.run.num_steps,
+        "best": None if session.best is None else asdict(session.best),
         "config": decisive(session.config),
     }
-    keep = session.config.run.keep_checkpoints
 
     def save(folder: Path) -> None:
         session.trainer.save(folder)
+        write_waiting(folder, session.place.waiting)
         if session.critic is not None:
             session.critic.save(folder)
 
+    keep = session.config.run.keep_checkpoints
     write_checkpoint(session.folder.checkpoints, session.step, save=save, state=state, keep=keep)
     session.saved_step = session.step
 
@@ -84,18 +93,27 @@ def restore(session: Session) -> None:
         session.console.warn(
             "the file of reward.function has changed since the checkpoint was written: scores may differ."
         )
+    if state["filters"] != filter_source(session.config.filter):
+        session.console.warn(
+            "a file of filter.group or filter.rollout has changed since the checkpoint was written: other groups may stay."
+        )
     session.trainer.load(path)
     if session.critic is not None:
         session.critic.load(path)
     session.engine.policy_version = session.trainer.num_steps
     session.cursor.load_state(state["cursor"])
     session.objective.load_state(state["objective"])
-    session.cursor_state, session.step = state["cursor"], state["step"]
+    session.num_prompts_sampled = state["num_prompts_sampled"]
+    session.waiting = read_waiting(path, session.prompts)
+    session.mark_place()
+    session.step = state["step"]
     session.saved_step = session.step
     drop_metrics_after(session.folder.metrics, session.step)
     session.history = read_metrics(session.folder.metrics)
-    if len(session.history) != session.step:
-        session.console.warn(f"metrics.jsonl has lines of {len(session.history)} of the {session.step} steps made.")
+    restore_best(session, state.get("best"))  # absent in checkpoints of before there was one
+    num_lines = sum(row["step"] > 0 for row in session.history)
+    if num_lines != session.step:
+        session.console.warn(f"metrics.jsonl has lines of {num_lines} of the {session.step} steps made.")
     session.console.note(f"resumed from {path} after step {session.step}")
 
 

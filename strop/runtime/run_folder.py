@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -15,8 +14,8 @@ from safetensors import SafetensorError
 
 from strop.types import UserError
 
-_REPLACED = ("config.toml", "objective.txt", "metrics.jsonl", "rollouts", "checkpoints", "best", "report.html")
-_OF_EARLIER_RUN = ".of_earlier_run"  # a file in model/
+_REPLACED = ("config.toml", "objective.txt", "metrics.jsonl", "rollouts", "checkpoints", "report.html")
+_OF_EARLIER_RUN = ".of_earlier_run"  # a file in model/, best/ and critic/
 
 
 class RunFolder:
@@ -35,7 +34,7 @@ class RunFolder:
         self.report = path / "report.html"
 
     def holds_run(self) -> bool:
-        return any((self.path / name).exists() for name in (*_REPLACED, "model", "critic"))
+        return any((self.path / name).exists() for name in (*_REPLACED, "model", "best", "critic"))
 
     @contextmanager
     def held(self, *, overwrite: bool = False, resume: bool = False) -> Iterator[None]:
@@ -75,35 +74,41 @@ class RunFolder:
                     path.rmdir()
 
     def clear(self) -> None:
-        """Remove what an earlier run left, once the new one can begin. Its model and critic stay, marked, until the new ones
-        are written: the new run may have started from them."""
+        """Remove what an earlier run left, once the new one can begin. Its models stay, marked, until the new ones are
+        written: the new run may have started from one of them."""
         for name in _REPLACED:
             target = self.path / name
             shutil.rmtree(target) if target.is_dir() else target.unlink(missing_ok=True)
-        for kept in (self.model, self.critic):
+        for kept in (self.model, self.best, self.critic):
             if kept.is_dir():
                 (kept / _OF_EARLIER_RUN).touch()
 
-    def check_model(self) -> None:
-        """Raises UserError where `model/` is missing or is that of an earlier run."""
-        if not self.model.is_dir() or (self.model / _OF_EARLIER_RUN).exists():
+    def check_model(self, model: Path) -> None:
+        """Raises UserError where `model/` or `best/`, whichever is given, is missing or is that of an earlier run."""
+        is_there = model.is_dir() and not (model / _OF_EARLIER_RUN).exists()
+        if not is_there and model == self.best:
+            raise UserError(
+                f"{self.path} keeps no best model of its run: no evaluation of it is made yet, or eval.keep_best = false. "
+                f"{self.model} is the model at the end."
+            )
+        if not is_there:
             raise UserError(
                 f"{self.path} holds no model of its run: it goes on still, or was killed before it could write one. "
                 "strop train CONFIG --resume goes on from its newest checkpoint and writes it."
             )
 
+    def drop_best_of_earlier_run(self) -> None:
+        """Once the run that replaced it has a model of its own."""
+        if (self.best / _OF_EARLIER_RUN).exists():
+            shutil.rmtree(self.best)
+
     def write_model(self, model: Any, tokenizer: Any) -> None:
-        """A Hugging Face folder; raises as `write_critic`."""
-        self._write(self.model, partial(_save_model, model, tokenizer), "model")
+        """The model at the end as `model/`; raises as `write_critic`."""
+        self._write(self.model, partial(_save_model, model, tokenizer, {}), "model")
 
-    def write_best(self, model: Any, tokenizer: Any, found: dict[str, float]) -> None:
-        """The best model so far, with best.json, which says after which step and how good; raises as `write_critic`."""
-
-        def save(folder: Path) -> None:
-            _save_model(model, tokenizer, folder)
-            (folder / "best.json").write_text(json.dumps(found), encoding="utf-8")
-
-        self._write(self.best, save, "best model")
+    def write_best(self, model: Any, tokenizer: Any, notes: Mapping[str, str]) -> None:
+        """The model of the best step as `best/`, with the text of files about it; raises as `write_critic`."""
+        self._write(self.best, partial(_save_model, model, tokenizer, notes), "best model")
 
     def write_critic(self, save: Callable[[Path], None] | None) -> None:
         """The critic, written by `save`; without one, that of an earlier run goes.
@@ -118,7 +123,7 @@ class RunFolder:
 
     def _write(self, target: Path, save: Callable[[Path], None], what: str) -> None:
         """A folder, complete or absent: written beside and renamed."""
-        beside, old = self.path / f".{target.name}.new", self.path / f".{target.name}.old"
+        beside, old = (self.path / f".{target.name}.{word}" for word in ("new", "old"))
         try:
             for leftover in (beside, old):
                 shutil.rmtree(leftover, ignore_errors=True)
@@ -132,6 +137,8 @@ class RunFolder:
         shutil.rmtree(old, ignore_errors=True)
 
 
-def _save_model(model: Any, tokenizer: Any, folder: Path) -> None:
+def _save_model(model: Any, tokenizer: Any, notes: Mapping[str, str], folder: Path) -> None:
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    for name, text in notes.items():
+        (folder / name).write_text(text, encoding="utf-8")

@@ -16,6 +16,7 @@ from strop.config import TrainConfig
 from strop.config.tree import walk
 from strop.observe.console import Console, QuietConsole
 from strop.observe.report import write_report
+from strop.runtime.best import best_line
 from strop.runtime.critics import save_critic
 from strop.runtime.evaluation import Evaluation
 from strop.runtime.loop import train_steps
@@ -119,6 +120,7 @@ def _finish(session: Session) -> None:
     """Model, checkpoint and report, each whatever became of the one before it."""
     with ExitStack() as everything:  # the last one first
         everything.callback(_write_report, session)
+        everything.callback(session.folder.drop_best_of_earlier_run)
         if not has_finite_weights(session.loaded.model):
             session.console.warn(f"no model was written: the weights are not finite after step {session.step}.")
             return
@@ -149,6 +151,9 @@ def _write_report(session: Session) -> None:
         rollouts=folder.rollouts,
     )
     model = f"model: {folder.model}    " if folder.model.exists() else ""
+    best = best_line(session)
+    if best:
+        session.console.note(best)
     session.console.note(f"{model}report: {folder.report}")
 
 

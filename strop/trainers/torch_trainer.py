@@ -163,5 +163,6 @@ def _trainable(part: Batch, logprobs: Tensor, entropy: Tensor | None) -> Trainab
         advantages=part.advantages[mask],
         sequence_ids=part.sequence_ids[mask],
         selected=pick(part.selected),
+        is_fresh=pick(part.is_fresh),
         measures_gap=part.measures_gap,
     )

@@ -325,7 +325,7 @@ def test_rows_that_strop_cannot_select_are_said(launched):
 @pytest.mark.parametrize(
     "flags, shown",
     [
-        ({"eval_prompt_data": "a /a.jsonl b /b.jsonl", "eval_interval": "5"}, ("/a.jsonl", False, 1, 1.0)),
+        ({"eval_prompt_data": "a /a.jsonl", "eval_interval": "5"}, ("/a.jsonl", False, 1, 1.0)),
         (
             {"eval_prompt_data": "/a.jsonl", "eval_interval": "5", "eval_temperature": "0.6"},
             ("/a.jsonl", False, 1, 0.6),
@@ -346,6 +346,29 @@ def test_without_an_interval_nothing_is_evaluated_as_in_slime(launched):
     assert "eval" not in found.values
     for flag in ("--eval-prompt-data", "--n-samples-per-eval-prompt", "--eval-top-p"):
         assert "Add --eval-interval to the script" in found.reason(flag)
+
+
+def test_each_set_of_held_out_prompts_keeps_its_name_and_its_columns(launched):
+    names = "aime /a.jsonl math.500 /m.parquet@[0:100]"
+    flags = {"eval_interval": "5", "eval_prompt_data": names}
+    found = launched(**flags, eval_label_key="answer", n_samples_per_eval_prompt="16", eval_top_p="0.7")
+    options = found.config().eval
+    assert options.data is None
+    assert {name: own.data.path for name, own in options.sets.items()} == {"aime": "/a.jsonl", "math-500": "/m.parquet"}
+    assert [own.data.kind for own in options.sets.values()] == ["jsonl", "parquet"]
+    assert [own.data.max_prompts for own in options.sets.values()] == [None, 100]
+    assert {own.data.label_key for own in options.sets.values()} == {"answer"}
+    assert (options.num_samples, options.top_p, options.greedy) == (16, 0.7, False)
+    assert "[eval.sets.math-500.data]" in found.path.read_text()
+    odd = launched(eval_interval="5", eval_prompt_data="a /a.jsonl b /b.jsonl c")
+    assert list(odd.config().eval.sets) == ["a", "b"]
+    assert "c is left out" in odd.out
+
+
+def test_slime_s_evaluation_before_training_can_be_skipped(launched):
+    flags = {"eval_prompt_data": "a /a.jsonl", "eval_interval": "5"}
+    assert launched(**flags).config().eval.at_start
+    assert not launched(**flags, skip_eval_before_train="").config().eval.at_start
 
 
 def test_options_of_an_evaluation_without_data_have_strop_s_reason(launched):
@@ -377,3 +400,39 @@ def test_a_function_gets_the_flags_as_attributes(launched):
     )
     wanted = {"num_rollout": 10, "eps_clip": 0.2, "group_rm": True, "custom_rm_path": "my.rewards.score"}
     assert {name: reward.args[name] for name in wanted} == wanted
+
+
+# ---- dynamic sampling -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("package", ["slime", "miles"])
+def test_slime_s_own_dynamic_filter_is_strop_s(launched, package):
+    path = f"{package}.rollout.filter_hub.dynamic_sampling_filters.check_reward_nonzero_std"
+    found = launched(dynamic_sampling_filter_path=path, over_sampling_batch_size="8")
+    assert found.values["filter"] == {"equal_rewards": True}
+    assert found.values["rollout"]["prompts_per_round"] == 8
+    assert found.explained("--dynamic-sampling-filter-path")
+    assert found.explained("--over-sampling-batch-size")
+
+
+def test_a_dynamic_filter_of_the_user_s_runs_as_slime_s_with_all_flags_to_read(launched):
+    found = launched(dynamic_sampling_filter_path="my.filters.keep")
+    table = dict(found.values["filter"])
+    assert table.pop("group_args")["rollout_batch_size"] == 4
+    assert table == {"group": "my.filters:keep", "group_kind": "slime"}
+
+
+def test_over_sampling_without_a_filter_has_strop_s_reason(launched):
+    assert "is only used with a filter" in launched(over_sampling_batch_size="8").reason("--over-sampling-batch-size")
+
+
+@pytest.mark.parametrize(
+    "flag, reason",
+    [
+        ("rollout_sample_filter_path", "filter.rollout sees one rollout at a time"),
+        ("buffer_filter_path", "there is no buffer to choose from"),
+        ("rollout_all_samples_process_path", "there is no hook for the others"),
+    ],
+)
+def test_hooks_of_slime_s_that_have_no_counterpart_say_why(launched, flag, reason):
+    assert reason in launched(**{flag: "my.f"}).reason(f"--{flag.replace('_', '-')}")

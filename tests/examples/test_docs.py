@@ -5,6 +5,7 @@ import ast
 import re
 import shutil
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -29,13 +30,14 @@ from strop.algorithms import objective_formula
 from strop.cli import cli
 from strop.compat.import_slime import KNOWN
 from strop.config import load_config, to_toml
+from strop.config.eval_target import load_eval_config
 from strop.config.load import ROOTS
 from strop.config.overrides import nest, parse_flags
+from strop.config.sampling import FunctionRewardOptions
 from strop.observe.console import _COLUMNS
 from strop.rewards import make_scorer
-from strop.rewards.function import load_function
-from strop.rewards.scorer import Scorer
-from strop.types import Prompt, Rollout
+from strop.rollout import Filters
+from strop.types import Group, Prompt, Rollout
 
 # What cannot be tried as it stands, and why.
 NOT_TRIED = {
@@ -130,18 +132,28 @@ def accept(words, finished_runs):
     given = cli.commands[name].make_context(name, rest).params
     if name in ("doctor", "help", "schema", "import-slime"):
         return
-    path = given.get("config") or given["target"]
+    if name == "eval":
+        accept_eval(given["target"], given["flags"])
+        return
+    path = given["config"]
     is_sft = name == "sft" or given.get("is_sft", False)
     command = "sft" if is_sft else "train"
     flags = parse_flags(ROOTS[command], given["flags"])
     config = load_config(path / "config.toml" if path.is_dir() else path, flags, command=command)
-    if name == "eval":
-        assert config.eval.data is not None, "eval.data must be given"
     if name in ("train", "sft"):
         assert given.get("resume") or config.run.overwrite or config.folder not in finished_runs, "holds a run already"
         finished_runs.add(config.folder)
         config.folder.mkdir(parents=True, exist_ok=True)
         (config.folder / "config.toml").write_text(to_toml(config))
+
+
+def accept_eval(target, flags):
+    """A folder that an earlier command or the reader left is made here; of a model's, what tells it from others."""
+    if target.suffix != ".toml" and not target.exists():
+        target.mkdir(parents=True)
+        (target / "config.json").touch()
+    config = load_eval_config(target, parse_flags(ROOTS["eval"], flags, is_eval=True))
+    assert config.eval.all_sets, "eval.data must be given"
 
 
 @page_parameter
@@ -217,15 +229,29 @@ def test_the_overrides_of_load_config_are_accepted(block, folder):
 
 
 @pytest.mark.parametrize(
-    "block", [b for b in blocks_of("python") if "Rollout" in b.code], ids=lambda block: block.where
+    "block",
+    [b for b in blocks_of("python") if "Rollout" in b.code and "-> bool" not in b.code],
+    ids=lambda block: block.where,
 )
 def test_a_reward_function_scores(block, folder):
     file = block.file or "my_reward.py"
     Path(file).write_text(block.code)
-    (name,) = re.findall(r"^def (\w+)", block.code, re.MULTILINE)
-    scorer = Scorer(load_function(f"{file}:{name}"), name, "fail", is_batched="list[Rollout]" in block.code)
+    (name,) = re.findall(r"^(?:async )?def (\w+)", block.code, re.MULTILINE)
+    scorer = make_scorer(FunctionRewardOptions(function=f"{file}:{name}", batched="list[Rollout]" in block.code))
     right, wrong = scorer([make_rollout("56", "56"), make_rollout("57", "56")]).rollouts
     assert right.reward > wrong.reward
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if p.name == "filters-and-curriculum.md"], ids=name_of)
+def test_the_filters_of_the_page_keep_and_drop(page, folder):
+    (functions,) = [block for block in blocks(page) if block.language == "python"]
+    (table,) = [block for block in blocks(page) if functions.file in block.code and block.language == "toml"]
+    Path(functions.file).write_text(functions.code)
+    write_block(table)
+    filters = Filters(load_config("run.toml").filter)
+    one, other = (replace(make_rollout("56", "56"), sample=i, reward=float(i)) for i in (0, 1))
+    found = filters([Group(0, one.prompt, (one, other)), Group(1, one.prompt, (one, one))])
+    assert [group.group_id for group in found.groups] == [0]
 
 
 @pytest.mark.parametrize("page", [p for p in PAGES if p.name == "from-slime.md"], ids=name_of)

@@ -32,8 +32,13 @@ EVERYTHING = {
         "correction": {"kind": "truncate"},
         "entropy_target": 1.0,
     },
-    "eval": {"data": {"kind": "jsonl", "path": "nowhere.jsonl"}},
+    "eval": {"data": {"kind": "reasoning_gym", "name": "chain_sum"}},
     "run": {"checkpoint_every_steps": 50},
+}
+
+FILTERED = BASE | {
+    "rollout": {"group_size": 4, "prompts_per_round": 48, "max_tokens_in_flight": 100_000},
+    "filter": {"equal_rewards": True, "group": "nowhere.py:f", "group_kind": "slime", "rollout": "nowhere.py:g"},
 }
 
 
@@ -78,12 +83,32 @@ def test_every_option_there_is_acts_somewhere_and_none_is_accepted_without_actin
     in_reward = {"kl": {"coef": 0.01}, "advantage": {"kind": "reinforce_plus_plus"}, "updates_per_batch": 2}
     config = make_config(TrainConfig, BASE | {"algorithm": in_reward}, {}, file="x.toml")
     findings += audit(config, only="algorithm")
+    config = make_config(TrainConfig, FILTERED, {}, file="x.toml")
+    for table in ("filter", "rollout"):
+        findings += audit(config, only=table)
     assert dead(findings) == []
     acting = {f.path for f in findings if f.verdict == "acts"}
     one_value = {f.path for f in findings if f.verdict == "one value"}
-    silent = set(tree.paths(TrainConfig)) - acting - one_value
+    silent = {path for path in set(tree.paths(TrainConfig)) - acting - one_value if not path.startswith("eval.sets.")}
     # Of [data] other kinds cannot stand beside the dataset's scorer; the examples, with files, show these.
     assert {path for path in silent if not path.startswith(("data.", "eval.data."))} == set()
+
+
+def test_every_option_of_a_named_set_of_held_out_prompts_acts_or_is_refused():
+    """Option by option, under the name that the set has."""
+    held_out = {"data": {"kind": "jsonl", "path": "none.jsonl"}, "reward": {"kind": "number"}}
+    config = make_config(TrainConfig, BASE | {"eval": {"sets": {"aime-24": held_out}}}, {}, file="x.toml")
+    findings = {f.path: f for f in audit(config, only="eval.sets")}
+    general = {tree.general(TrainConfig, path) for path in findings}
+    kinds = ("jsonl", "number", None)
+    wanted = {
+        leaf.path for leaf in tree.leaves(TrainConfig) if leaf.path.startswith("eval.sets.") and leaf.kind in kinds
+    }
+    assert general == wanted
+    assert {path for path in findings if not path.startswith("eval.sets.aime-24.")} == set()
+    assert dead(findings.values()) == []
+    refused = {path.rpartition(".")[2] for path, f in findings.items() if f.verdict == "refused"}
+    assert refused == {"shuffle", "kind"}  # the other kinds of data have options that must be given; see every_kind
 
 
 def test_the_command_prints_what_moved_and_ends_well(small):

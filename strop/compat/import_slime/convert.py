@@ -20,7 +20,7 @@ from strop.types import ConfigError
 
 # Options that other flags are counted with: where strop refuses one, they are counted with the value that stands.
 _COUNTED = {"rollout.group_size": "--n-samples-per-prompt", "rollout.prompts_per_step": "--rollout-batch-size"}
-_PROBLEM = re.compile(r"([\w.]+) ")
+_PROBLEM = re.compile(r"([\w.-]+) ")
 
 
 @dataclass(frozen=True)
@@ -151,8 +151,9 @@ def _options_of_unread(given: Given, target: Target) -> dict[str, list[str]]:
 
 def _is_needed(root: type[RootConfig], path: str) -> bool:
     """Written whatever its value: what has no default, and the kind of a table that comes in variants."""
-    is_kind = path.endswith(".kind") and path.rpartition(".")[0] in tree.union_tables(root)
-    return is_kind or any(leaf.field.is_required() for leaf in tree.leaves(root) if leaf.path == path)
+    is_kind = path.endswith(".kind") and tree.is_union(root, path.rpartition(".")[0])
+    general = tree.general(root, path)
+    return is_kind or any(leaf.field.is_required() for leaf in tree.leaves(root) if leaf.path == general)
 
 
 def _without_evaluation(given: Given, draft: Draft) -> None:

@@ -20,7 +20,8 @@ KNOWN = (*MAPPED, *WITHOUT)
 _OF_REINFORCEMENT = "is of sampling, rewards or reinforcement learning, which strop sft has none of."
 _SWITCHES = """--use-kl-loss --use-unbiased-kl --normalize-advantages --disable-grpo-std-normalization --use-tis
     --disable-rewards-normalization --use-rollout-logprobs --use-opsm --calculate-per-token-loss --apply-chat-template
-    --rollout-shuffle --group-rm --use-dynamic-batch-size --rollout-skip-special-tokens --bf16 --fp16""".split()  # noqa: SIM905
+    --rollout-shuffle --group-rm --use-dynamic-batch-size --rollout-skip-special-tokens --bf16 --fp16
+    --skip-eval-before-train""".split()  # noqa: SIM905
 _TAKE_MANY = frozenset(("--eval-prompt-data", "--rollout-stop-token-ids"))
 
 

@@ -43,7 +43,8 @@ def document(root: type[RootConfig], values: dict[str, Any], comments: Sequence[
     found = tomlkit.document()
     for comment in comments:
         found.add(tomlkit.comment(comment))
-    order = [path for path in tree.paths(root) if path in values]
+    places = {path: place for place, path in enumerate(tree.paths(root))}
+    order = sorted(values, key=lambda path: places[tree.general(root, path)])
     _fill(found, nested({path: plain(values[path]) for path in order}))
     return tomlkit.dumps(found)
 

@@ -55,9 +55,9 @@ def audit(config: TrainConfig, *, every_kind: bool = False, only: str = "") -> I
 
 def _other_kinds(config: TrainConfig) -> Iterator[tuple[str, str]]:
     now = tree.values(config)
-    for table in sorted(tree.union_tables(TrainConfig)):
-        for kind in tree.kinds(TrainConfig, table):
-            if f"{table}.kind" in now and kind != now[f"{table}.kind"]:
+    for table in sorted(path.removesuffix(".kind") for path in now if path.endswith(".kind")):
+        for kind in tree.kinds(TrainConfig, table) if tree.is_union(TrainConfig, table) else ():
+            if kind != now[f"{table}.kind"]:
                 yield table, kind
 
 
@@ -114,13 +114,17 @@ class _Runs:
         return self._bases[key].changes_to(scenario.run(self._variant(scenario, path, {path: value})))
 
     def _others(self, config: TrainConfig, path: str, value: Any) -> list[Any]:
-        table, unions = path.removesuffix(".kind"), tree.union_tables(TrainConfig)
-        if path in unions:  # a table that may be absent, and is
+        table = path.removesuffix(".kind")
+        if tree.is_union(TrainConfig, path):  # a table that may be absent, and is
             kinds = tree.kinds(TrainConfig, path)[:1]
             needed = _needed(path, kinds[0], self.folder)
             return [{"kind": kinds[0], **{name.removeprefix(f"{path}."): v for name, v in needed.items()}}]
-        if table != path and table in unions:
+        if table != path and tree.is_union(TrainConfig, table):
             return [kind for kind in tree.kinds(TrainConfig, table) if kind != value]
+        owner, _, name = path.rpartition(".")
+        choices = dict(tree.walk(config))[owner].choices().get(name)
+        if choices is not None:
+            return [choice for choice in choices if choice != value]
         return other_values(tree.leaf_of(config, path), value)
 
     def _variant(self, scenario: Scenario, path: str, changed: dict[str, Any]) -> TrainConfig:
@@ -131,14 +135,15 @@ class _Runs:
             given = with_varied_rewards(given, now, self.folder)
         given = given | scenario.overrides(now, self.folder)
         table = path.removesuffix(".kind")
-        if changed and table != path and table in tree.union_tables(TrainConfig):
+        if changed and table != path and tree.is_union(TrainConfig, table):
             given = {p: v for p, v in given.items() if not p.startswith(f"{table}.")}
         return make_config(TrainConfig, {}, given | changed, file="audit.toml")
 
 
 def _needed(table: str, kind: str, folder: Path) -> dict[str, Any]:
     """What a kind cannot do without: values for its options that have no default."""
-    scorer = "slime" if kind == "slime" else "score"
-    needs = {"function": f"{folder}/scorer.py:{scorer}", "name": "chain_sum", "path": f"{folder}/{table}.{kind}"}
-    leaves = [leaf for leaf in tree.leaves(TrainConfig) if leaf.kind == kind and leaf.path.startswith(f"{table}.")]
-    return {leaf.path: needs[leaf.name] for leaf in leaves if leaf.field.is_required()}
+    scorer, file = "slime_score" if kind == "slime" else "score", "eval.data" if table.startswith("eval.") else "data"
+    needs = {"function": f"{folder}/scorer.py:{scorer}", "name": "chain_sum", "path": f"{folder}/{file}.{kind}"}
+    general = tree.general(TrainConfig, f"{table}.")
+    leaves = [leaf for leaf in tree.leaves(TrainConfig) if leaf.kind == kind and leaf.path.startswith(general)]
+    return {f"{table}.{leaf.name}": needs[leaf.name] for leaf in leaves if leaf.field.is_required()}

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from strop.config import TrainConfig
+from strop.config import RewardOptions, TrainConfig
 from strop.observe.console import QuietConsole
 from strop.observe.metrics_file import read_metrics
 from strop.rewards import Scorer, make_scorer
@@ -81,17 +81,23 @@ def probe(config: TrainConfig) -> Outcome:
 
 
 def probe_scorer(config: TrainConfig) -> Outcome:
-    """Score answers that are made up, each by itself: right ones, wrong ones, and such as may make a scorer fail."""
+    """Score answers that are made up, each by itself: right ones, wrong ones, and such as may make a scorer fail. Those of
+    sets of held-out prompts score them too."""
+    rewards = [config.reward, *(own.reward for own in config.eval.sets.values() if own.reward is not None)]
+    return Outcome(others={"scores": [_scores(reward) for reward in rewards]})
+
+
+def _scores(reward: RewardOptions) -> list[Any]:
     scores: list[Any] = []
     try:
-        scorer = make_scorer(config.reward)
+        scorer = make_scorer(reward)
         for sample, (text, label) in enumerate(_ANSWERS):
             prompt = Prompt(row=sample, tokens=(2,), text="", label=label, metadata=_BROKEN_ENTRY)
             rollout = Rollout(prompt, 0, sample, (2, 3), (False, True), (0.0, -1.0), (-1, 0), "stop", text=text)
             scores.append(_scored(scorer, rollout))
     except StropError as error:
         scores.append(str(error))
-    return Outcome(others={"scores": scores})
+    return scores
 
 
 def _scored(scorer: Scorer, rollout: Rollout) -> Any:
@@ -108,19 +114,22 @@ def _scored(scorer: Scorer, rollout: Rollout) -> Any:
 
 def _read(folder: Path, before: Tensor, others: dict[str, Any]) -> Outcome:
     """What lies in a run folder."""
-    rows = [{k: v for k, v in row.items() if not _is_time(k)} for row in read_metrics(folder / "metrics.jsonl")]
+    lines = read_metrics(folder / "metrics.jsonl")
+    rows = [{k: v for k, v in row.items() if not _is_time(k)} for row in lines]
+    steps = [row for row in rows if row["step"] > 0]  # the others are evaluations before the first one
     model = folder / "model/model.safetensors"
     weights = _flat(load_file(model)) - before if model.exists() else torch.zeros(0)
     rollouts = {path.name: path.read_text() for path in sorted((folder / "rollouts").glob("*.jsonl"))}
     others = others | {
         "samples": {name: text for name, text in rollouts.items() if name.startswith("step")},
         "evaluation": {name: text for name, text in rollouts.items() if name.startswith("eval")},
-        "schedule": [(row.get("lr"), row.get("skipped_steps")) for row in rows],
+        "schedule": [(row.get("lr"), row.get("skipped_steps")) for row in steps],
         "metrics": [_but(row, "loss", "lr") for row in rows],
         "files": sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file()),
         "folder": folder.name,
+        "best step": best.read_text() if (best := folder / "best/best.json").exists() else "",
     }
-    return Outcome(tuple(row.get("loss", 0.0) for row in rows), weights, others)
+    return Outcome(tuple(row.get("loss", 0.0) for row in steps), weights, others)
 
 
 def _but(row: dict[str, float], *names: str) -> str:

@@ -33,7 +33,7 @@ def _of_type(kind: Any, leaf: Leaf, value: Any) -> list[Any]:
     if get_origin(kind) is Literal:
         return list(get_args(kind))
     if kind is bool:
-        return [not value]
+        return [True, False] if value is None else [not value]
     if kind in (int, float):
         return list(_numbers(kind, leaf, value))
     if kind is str:

@@ -24,39 +24,79 @@ from transformers import LlamaForCausalLM
 class OwnLlama(LlamaForCausalLM):
     pass
 """
+# score, named, score_token, named_token, score_turn, named_turn, the same with slime_ before them, and two that fail. All are
+# async, and of those that score one rollout a call the score tells how many others run at the same time.
 _SCORER = """
+import asyncio
 import zlib
 
-def score(given):
+running = 0
+
+async def _num_at_once():
+    global running
+    running += 1
+    await asyncio.sleep(0)
+    found = running
+    await asyncio.sleep(0)
+    running -= 1
+    return found
+
+async def _score(given, named, per):
+    more = await _num_at_once() / 1024
     if isinstance(given, list):
-        return [_score(rollout) / 2 for rollout in given]
-    return _score(given)
+        return [_shaped(rollout, _number(rollout.tokens, rollout.sample) / 2, named, per) for rollout in given]
+    return _shaped(given, _number(given.tokens, given.sample) + more, named, per)
 
-def named(given):
-    rollouts = given if isinstance(given, list) else [given]
-    scores = [{"one": _score(r), "two": _score(r) % 1.0 + r.sample} for r in rollouts]
-    return scores if isinstance(given, list) else scores[0]
+async def _slime_score(args, given, named, per):
+    more = getattr(args, "audit", 0) + await _num_at_once() / 1024
+    if isinstance(given, list):
+        return [_shaped(s, _number(s.tokens, s.index) / 2 + more, named, per) for s in given]
+    score = _number(given.tokens, given.index) + more
+    if args.reward_key is None:
+        return _shaped(given, score, named, per)
+    return {args.reward_key: _shaped(given, score / 2, named, per)}
 
-def failing(given):
+def _shaped(rollout, score, named, per):
+    num_tokens = sum(rollout.response_mask if hasattr(rollout, "response_mask") else rollout.loss_mask)
+    values = {"": score, "_turn": [score], "_token": [score] * num_tokens}[per]
+    return {"one": values, "two": score % 1.0 + len(rollout.tokens)} if named else values
+
+def _number(tokens, which):
+    return zlib.crc32(repr((tokens, which)).encode()) % 5 / 2
+
+def _function(named, per):
+    async def score(given):
+        return await _score(given, named, per)
+
+    async def slime_score(args, given):
+        return await _slime_score(args, given, named, per)
+
+    return {f"{named or 'score'}{per}": score, f"slime_{named or 'score'}{per}": slime_score}
+
+for _named in ("", "named"):
+    for _per in ("", "_turn", "_token"):
+        globals().update(_function(_named, _per))
+
+async def failing(given):
     for rollout in given if isinstance(given, list) else [given]:
         if rollout.sample == 0:
             raise ValueError("a scorer that fails")
-    return score(given)
-
-async def slime(args, given):
-    if isinstance(given, list):
-        return [_of_slime(args, sample) / 2 for sample in given]
-    score = _of_slime(args, given)
-    return score if args.reward_key is None else {args.reward_key: score / 2}
+    return await _score(given, "", "")
 
 async def slime_failing(args, given):
     raise ValueError("a scorer that fails")
 
-def _of_slime(args, sample):
-    return zlib.crc32(repr((sample.tokens, sample.index)).encode()) % 5 / 2 + getattr(args, "audit", 0)
+def keeps_group(*given):
+    if len(given) == 1:
+        return given[0].prompt.row % 3 > 0
+    args, samples = given
+    return zlib.crc32(repr(samples[0].tokens).encode()) % 3 > getattr(args, "audit", 0)
 
-def _score(rollout):
-    return zlib.crc32(repr((rollout.tokens, rollout.sample)).encode()) % 5 / 2
+def keeps_rollout(rollout):
+    return rollout.sample > 0
+
+def keeps_nothing(rollout):
+    return False
 """
 
 

@@ -87,6 +87,7 @@ def _finish(session: SFTSession) -> None:
     """Checkpoint, model and report, each whatever became of the one before it."""
     with ExitStack() as everything:  # the last one first
         everything.callback(_write_report, session)
+        everything.callback(session.folder.drop_best_of_earlier_run)
         if not has_finite_weights(session.loaded.model):
             session.console.warn(f"no model was written: the weights are not finite after step {session.step}.")
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 from strop import interrupts, ops
@@ -100,8 +101,8 @@ def _validate(session: SFTSession) -> None:
         f"{found.num_tokens} tokens{' (the best so far)' if is_best else ''}"
     )
     if is_best and session.config.validation.keep_best:
-        best = {"step": found.step, "validation_loss": found.loss}
-        session.folder.write_best(session.loaded.model, session.loaded.tokenizer, best)
+        best = json.dumps({"step": found.step, "validation_loss": found.loss})
+        session.folder.write_best(session.loaded.model, session.loaded.tokenizer, {"best.json": best})
 
 
 def _record(session: SFTSession, flat: dict[str, float]) -> None:
