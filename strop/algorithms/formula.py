@@ -46,12 +46,8 @@ def objective_formula(config: TrainConfig) -> str:
         "",
         f"  minimise  sum_t w_t [ {' '.join(terms)} ]",
         *(f"  {line}" for line in where),
-        *(f"  {line}" for line in ADVANTAGES[algorithm.advantage.kind].formula(algorithm.advantage)),
-        *(
-            ["  then A is brought to mean 0 and deviation 1 over the batch's tokens"]
-            if algorithm.whiten_advantages
-            else []
-        ),
+        *(f"  {line}" for line in _advantage_lines(config)),
+        *(f"  {line}" for line in _teacher_lines(config)),
         f"  {_WEIGHTS[algorithm.reduction].format(max_response_tokens=config.rollout.max_response_tokens)}",
         *_ratio_lines(config),
         *support_lines(config),
@@ -95,6 +91,36 @@ def _kl_lines(config: TrainConfig) -> list[str]:
     return lines
 
 
+def _advantage_lines(config: TrainConfig) -> list[str]:
+    """What makes A_t of rewards; nothing where a teacher is listened to alone."""
+    algorithm = config.algorithm
+    if config.distillation.alone:
+        return []
+    lines = ADVANTAGES[algorithm.advantage.kind].formula(algorithm.advantage)
+    whitens = ["then A is brought to mean 0 and deviation 1 over the batch's tokens"]
+    return [*lines, *(whitens if algorithm.whiten_advantages else [])]
+
+
+def _teacher_lines(config: TrainConfig) -> list[str]:
+    options = config.distillation
+    if not options.is_on:
+        return []
+    later = f"sum over s >= t of {options.teacher_gamma:g}^(s - t) d_s" if options.teacher_gamma else "d_t"
+    signal = f"{options.teacher_coef:g} {later}"
+    lines = [
+        f"A_t = {signal}; rewards are only measured"
+        if options.alone
+        else f"A_t += {signal}, after all that makes A_t of rewards",
+        "d_t = teacher_logprobs_t - old_logprobs_t, of the student's own samples: E[-d_t] = KL(policy || teacher)",
+    ]
+    if options.teachers:
+        others = [f"others: {options.teacher}"] if options.teacher is not None else []
+        lines.append(f"teachers: {', '.join([f'{s}: {place}' for s, place in options.teachers.items()] + others)}")
+    else:
+        lines.append(f"teacher: {options.teacher}")
+    return lines
+
+
 def _ratio_lines(config: TrainConfig) -> list[str]:
     """The ratio, where the formula has one, and what old_logprobs are, where it has them."""
     algorithm = config.algorithm
@@ -119,7 +145,7 @@ def _compares_with_old(config: TrainConfig) -> bool:
     algorithm = config.algorithm
     kl_in_reward = algorithm.kl.coef > 0 and algorithm.kl.place == "reward"
     rejects = algorithm.opsm_delta is not None or algorithm.veto_ratio is not None
-    return kl_in_reward or rejects or algorithm.correction.kind != "none"
+    return kl_in_reward or rejects or algorithm.correction.kind != "none" or config.distillation.is_on
 
 
 def _batch_lines(config: TrainConfig) -> list[str]:

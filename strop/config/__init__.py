@@ -4,6 +4,7 @@ from strop.config.advantage import GroupAdvantageOptions
 from strop.config.algorithm import AlgorithmOptions, KLOptions
 from strop.config.base import Options
 from strop.config.data import DataOptions, DemonstrationOptions, JSONLOptions, ParquetOptions, ReasoningGymOptions
+from strop.config.distillation import DistillationOptions, is_address
 from strop.config.load import load_config, make_config
 from strop.config.policy_loss import CISPOOptions, PPOClipOptions
 from strop.config.presets import PRESETS
@@ -18,6 +19,7 @@ __all__ = [
     "CISPOOptions",
     "DataOptions",
     "DemonstrationOptions",
+    "DistillationOptions",
     "EvalOptions",
     "GroupAdvantageOptions",
     "GuardOptions",
@@ -35,6 +37,7 @@ __all__ = [
     "TorchEngineOptions",
     "TorchTrainerOptions",
     "TrainConfig",
+    "is_address",
     "load_config",
     "make_config",
     "to_toml",

@@ -10,8 +10,9 @@ from pydantic import Field, PrivateAttr
 
 from strop.config.advantage import NEEDS_GROUP
 from strop.config.algorithm import AlgorithmOptions
-from strop.config.base import Derived, Options, Problem
+from strop.config.base import Derived, Idle, Options, Problem
 from strop.config.data import DataOptions, DemonstrationOptions
+from strop.config.distillation import DistillationOptions, derived_beside, idle_beside, problems_beside
 from strop.config.sampling import EvalOptions, RewardOptions, RolloutOptions
 from strop.config.training import (
     GuardOptions,
@@ -71,6 +72,7 @@ class TrainConfig(RootConfig):
     rollout: RolloutOptions = RolloutOptions()
     reward: RewardOptions
     algorithm: AlgorithmOptions = AlgorithmOptions()
+    distillation: DistillationOptions = DistillationOptions()
     trainer: TorchTrainerOptions = TorchTrainerOptions()
     engine: TorchEngineOptions = TorchEngineOptions()
     eval: EvalOptions = EvalOptions()
@@ -94,6 +96,7 @@ class TrainConfig(RootConfig):
         if self.eval.data is not None and self.eval.max_response_tokens is None:
             limit = self.rollout.max_response_tokens
             yield Derived("eval.max_response_tokens", limit, "rollout.max_response_tokens")
+        yield from derived_beside(self)
 
     def problems(self) -> Iterator[Problem]:
         prompts, updates = self.rollout.prompts_per_step, self.algorithm.updates_per_batch
@@ -103,6 +106,19 @@ class TrainConfig(RootConfig):
                 f"must divide rollout.prompts_per_step, got {updates} and {prompts}. "
                 f"With {prompts} prompts it may be {', '.join(map(str, _divisors(prompts)))}.",
             )
+        if not self.distillation.alone:
+            yield from self._groups_fit()
+        product = f"run.num_steps = {self.run.num_steps} x algorithm.updates_per_batch = {updates}"
+        yield from _warmup_fits(self.trainer, self.num_optimizer_steps, product)
+        if self.reward.kind == "dataset" and self.data.kind != "reasoning_gym":
+            yield Problem(
+                "reward.kind",
+                f"must not be dataset with data.kind = {self.data.kind}: that source has no scorer of its own. "
+                "Use exact, number, math or function.",
+            )
+        yield from problems_beside(self)
+
+    def _groups_fit(self) -> Iterator[Problem]:
         kind, group_size = self.algorithm.advantage.kind, self.rollout.group_size
         if group_size == 1 and kind in NEEDS_GROUP:
             yield Problem(
@@ -116,14 +132,12 @@ class TrainConfig(RootConfig):
                 f"must be below rollout.group_size, got {self.algorithm.advantage.k} and {group_size}. "
                 "With one set of all rollouts every advantage is 0.",
             )
-        product = f"run.num_steps = {self.run.num_steps} x algorithm.updates_per_batch = {updates}"
-        yield from _warmup_fits(self.trainer, self.num_optimizer_steps, product)
-        if self.reward.kind == "dataset" and self.data.kind != "reasoning_gym":
-            yield Problem(
-                "reward.kind",
-                f"must not be dataset with data.kind = {self.data.kind}: that source has no scorer of its own. "
-                "Use exact, number, math or function.",
-            )
+
+    def idle(self) -> Iterator[Idle]:
+        if not (self.algorithm.uses_old_logprobs or self.distillation.is_on):
+            kind = self.algorithm.policy_loss.kind
+            yield Idle("algorithm.old_logprobs", f"cannot act: policy_loss.kind = {kind} has no ratio")
+        yield from idle_beside(self)
 
     def warnings(self) -> Iterator[str]:
         """Options that wait for a step the run does not have: allowed, since runs are shortened to try them."""

@@ -129,6 +129,7 @@ _COLUMNS = (
     ("nll", "nll", ".4f"),
     ("len", "response_tokens", ".1f"),
     ("cut", "truncated", ".0%"),
+    ("rkl", "reverse_kl", "+.4f"),
     ("entropy", "entropy", ".3f"),
     ("clip", "clip_fraction", ".1%"),
     ("grad", "grad_norm", ".3f"),
@@ -141,5 +142,5 @@ _COUNTS = (  # shown where there are any
     ("left out", "reward/num_excluded"),
     ("groups of one", "groups_of_one"),
 )
-_LIVE = ("reward", "nll", "tokens_per_second")  # beside the bar
-_PHASES = ("sample", "score", "logprobs", "train", "eval")
+_LIVE = ("reward", "reverse_kl", "nll", "tokens_per_second")  # beside the bar
+_PHASES = ("sample", "score", "logprobs", "teacher", "train", "eval")

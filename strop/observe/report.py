@@ -24,6 +24,7 @@ _FIRST = (
     "reward",
     "eval/sampled_reward",
     "eval/greedy_reward",
+    "reverse_kl",
     "loss",
     "nll",
     "entropy",

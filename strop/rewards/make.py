@@ -12,6 +12,7 @@ from strop.config.sampling import (
     ExactRewardOptions,
     FunctionRewardOptions,
     MathRewardOptions,
+    NoRewardOptions,
     NumberRewardOptions,
     RewardOptions,
     SlimeRewardOptions,
@@ -21,7 +22,7 @@ from strop.rewards.exact import exact_label, exact_score
 from strop.rewards.function import load_function, source_file
 from strop.rewards.maths import MathScore, math_label
 from strop.rewards.number import number_label, number_score
-from strop.rewards.scorer import Scorer
+from strop.rewards.scorer import Scorer, Unscored
 
 
 def make_scorer(options: RewardOptions) -> Scorer:
@@ -55,6 +56,8 @@ def make_scorer(options: RewardOptions) -> Scorer:
             return Scorer(function, options.function, options.on_error, is_batched=options.batched)
         case SlimeRewardOptions():
             return Scorer(_slime_reward(options), options.function, options.on_error, is_batched=True)
+        case NoRewardOptions():
+            return Unscored()
 
 
 def _slime_reward(options: SlimeRewardOptions) -> SlimeReward:

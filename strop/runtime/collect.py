@@ -50,7 +50,7 @@ def score(session: Session, groups: Sequence[Group]) -> tuple[list[Rollout], Ste
     with session.console.phase("score", len(rollouts)), interrupts.interruptible():
         scored = session.scorer(rollouts)
     metrics = {**scored.metrics, **_rollout_metrics(scored.rollouts)}
-    if session.config.rollout.group_size > 1:
+    if session.config.rollout.group_size > 1 and not session.config.distillation.alone:
         metrics["groups_of_one"] = _groups_of_one(session, scored.rollouts)
     return list(scored.rollouts), metrics
 

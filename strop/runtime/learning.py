@@ -16,11 +16,24 @@ from strop.types import RewardError, Rollout, StepMetrics
 
 def weigh(session: Session, rollouts: Sequence[Rollout]) -> Batch:
     """The batch of all scored rollouts with the log-probabilities that the formula needs, then advantages over all of
-    them; only then those that do not enter the loss leave."""
-    scored = [r for r in rollouts if r.reward is not None]
+    them; only then those that do not enter the loss leave. A teacher that is listened to alone needs no rewards."""
+    teachers, alone = session.teachers, session.config.distillation.alone
+    scored = [r for r in rollouts if alone or r.reward is not None]
     with session.console.phase("logprobs", 0):
         batch = _with_needed_logprobs(session, build_batch(scored, [0.0] * len(scored)))
-    advantages = session.objective.advantages(
+    if not alone:
+        batch = replace(batch, advantages=_advantages(session, scored, batch))
+    if teachers is not None:  # after whitening: the signal stays in nats, and 0 where teacher and student agree
+        signal = teachers.advantages(batch, [r.prompt.source for r in scored], session.console)
+        batch = replace(batch, advantages=batch.advantages + signal)
+    if not session.config.algorithm.mask_truncated:
+        return batch
+    return batch.select([i for i, rollout in enumerate(scored) if rollout.finish_reason != "length"])
+
+
+def _advantages(session: Session, scored: Sequence[Rollout], batch: Batch) -> torch.Tensor:
+    """The algorithm's own advantages [T]."""
+    found = session.objective.advantages(
         ScoredTokens(
             rewards=torch.tensor([r.reward for r in scored], dtype=torch.float64),
             group_ids=torch.tensor([r.group_id for r in scored], dtype=torch.int64),
@@ -32,10 +45,7 @@ def weigh(session: Session, rollouts: Sequence[Rollout]) -> Batch:
             ref_logprobs=batch.ref_logprobs,
         )
     )
-    batch = replace(batch, advantages=advantages.float())
-    if not session.config.algorithm.mask_truncated:
-        return batch
-    return batch.select([i for i, rollout in enumerate(scored) if rollout.finish_reason != "length"])
+    return found.float()
 
 
 def _reward_parts(rollouts: Sequence[Rollout]) -> torch.Tensor:
@@ -72,7 +82,7 @@ def _with_needed_logprobs(session: Session, batch: Batch) -> Batch:
     objective, old, reference = session.objective, None, None
     if objective.options.old_logprobs == "rollout":
         old = batch.rollout_logprobs
-    elif objective.needs_old_logprobs:
+    elif objective.needs_old_logprobs or session.teachers is not None:
         old = session.trainer.logprobs(batch, model="policy", temperature=objective.temperature)
     if objective.uses_reference:
         reference = session.trainer.logprobs(batch, model="reference", temperature=objective.temperature)

@@ -26,17 +26,17 @@ class LoadedModel:
     stop_token_ids: frozenset[int]
 
 
-def choose_device(name: str) -> torch.device:
-    """The device that `model.device` names; "auto" is a GPU if there is one. GPU branches: not run in this project's CI."""
+def choose_device(name: str, *, option: str = "model.device") -> torch.device:
+    """The device that an option names; "auto" is a GPU if there is one. GPU branches: not run in this project's CI."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
-        raise ModelError(f"model.device must be a device of this machine, got {name!r}: {error}") from None
+        raise ModelError(f"{option} must be a device of this machine, got {name!r}: {error}") from None
     if device.type == "meta":
-        raise ModelError("model.device must be a device of this machine, got 'meta': it holds no numbers.")
+        raise ModelError(f"{option} must be a device of this machine, got 'meta': it holds no numbers.")
     return torch.device("cpu") if device.type == "cpu" else device  # there is one, whatever number it is given
 
 
@@ -48,8 +48,10 @@ def set_threads(num_threads: int | None) -> int:
     return count
 
 
-def load_model(options: ModelOptions) -> LoadedModel:
-    """Load model and tokenizer.
+def load_model(
+    options: ModelOptions, *, option: str = "model.path", device_option: str = "model.device"
+) -> LoadedModel:
+    """Load model and tokenizer. `option` and `device_option` are what messages call path and device.
 
     Raises:
         ModelError: the folder is missing or broken, or has no end token or tokenizer.
@@ -60,21 +62,21 @@ def load_model(options: ModelOptions) -> LoadedModel:
     logging.disable_progress_bar()
     path = options.path
     if not _may_be_a_name(path) and not Path(path).is_dir():
-        raise ModelError(f"model.path must be a Hugging Face folder or name, got {path!r}: there is no such folder.")
-    device = choose_device(options.device)
-    with _loading(path, "tokenizer"):
+        raise ModelError(f"{option} must be a Hugging Face folder or name, got {path!r}: there is no such folder.")
+    device = choose_device(options.device, option=device_option)
+    with _loading(path, "tokenizer", option):
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=options.trust_remote_code)
-    with _loading(path, "model"):
-        model = _load_weights(options).to(device)
-    if len(tokenizer) > _vocab_size(model):
+    with _loading(path, "model", option):
+        model = _load_weights(options, option).to(device)
+    if len(tokenizer) > vocab_size(model):
         raise ModelError(
-            f"model.path = {path!r}: the tokenizer has {len(tokenizer)} tokens, the model only {_vocab_size(model)}."
+            f"{option} = {path!r}: the tokenizer has {len(tokenizer)} tokens, the model only {vocab_size(model)}."
         )
-    return LoadedModel(model, tokenizer, _stop_token_ids(model, tokenizer, path))
+    return LoadedModel(model, tokenizer, _stop_token_ids(model, tokenizer, path, option))
 
 
 @contextmanager
-def _loading(path: str, part: str) -> Iterator[None]:
+def _loading(path: str, part: str, option: str) -> Iterator[None]:
     """What the libraries below raise, which is everything from OSError to SafetensorError, as a ModelError."""
     try:
         yield
@@ -83,12 +85,12 @@ def _loading(path: str, part: str) -> Iterator[None]:
     except Exception as error:
         if not Path(path).exists():
             what = "there is no such folder, and no model of that name could be had"
-            raise ModelError(f"model.path must be a Hugging Face folder or name, got {path!r}: {what}.") from error
+            raise ModelError(f"{option} must be a Hugging Face folder or name, got {path!r}: {what}.") from error
         lines = " ".join(line.strip() for line in str(error).strip().splitlines()[:2])
-        raise ModelError(f"model.path = {path!r} cannot be loaded ({part}): {type(error).__name__}: {lines}") from error
+        raise ModelError(f"{option} = {path!r} cannot be loaded ({part}): {type(error).__name__}: {lines}") from error
 
 
-def _load_weights(options: ModelOptions) -> Any:
+def _load_weights(options: ModelOptions, option: str) -> Any:
     """The model with every one of its weights from the folder: where one is missing, transformers draws it at random."""
     from transformers import AutoModelForCausalLM
 
@@ -107,9 +109,7 @@ def _load_weights(options: ModelOptions) -> Any:
         faults.append(f"{name} is {tuple(stored)} and must be {tuple(wanted)}")
     if faults:
         more = f" and {len(faults) - 3} more" if len(faults) > 3 else ""
-        raise ModelError(
-            f"model.path = {options.path!r}: weights do not fit config.json: {', '.join(faults[:3])}{more}."
-        )
+        raise ModelError(f"{option} = {options.path!r}: weights do not fit config.json: {', '.join(faults[:3])}{more}.")
     return model
 
 
@@ -119,22 +119,22 @@ def _may_be_a_name(path: str) -> bool:
     return path.count("/") <= 1 and not path.startswith((".", "/", "~")) and not ("/" in path and Path(above).is_dir())
 
 
-def _stop_token_ids(model: Any, tokenizer: Any, path: str) -> frozenset[int]:
+def _stop_token_ids(model: Any, tokenizer: Any, path: str, option: str) -> frozenset[int]:
     """Every id that the tokenizer, the model's config or its generation config calls the end, and that can be sampled."""
     ids: set[int] = set()
     for found in (tokenizer.eos_token_id, model.config.eos_token_id, model.generation_config.eos_token_id):
         ids |= set(found if isinstance(found, (list, tuple)) else [found]) - {None}
-    possible = {token for token in ids if 0 <= token < _vocab_size(model)}
+    possible = {token for token in ids if 0 <= token < vocab_size(model)}
     if not possible:
         named = f"only {sorted(ids)}, which are not in its vocabulary" if ids else "none"
         raise ModelError(
-            f"model.path = {path!r} must name an end token, or no response could ever stop; it names {named}. "
+            f"{option} = {path!r} must name an end token, or no response could ever stop; it names {named}. "
             "Set eos_token_id."
         )
     return frozenset(possible)
 
 
-def _vocab_size(model: Any) -> int:
+def vocab_size(model: Any) -> int:
     return model.get_input_embeddings().weight.shape[0]
 
 
@@ -144,7 +144,7 @@ def check_stop_token_ids(loaded: LoadedModel, ids: Iterable[int], *, option: str
     Raises:
         UserError: with the ids and the size of the vocabulary.
     """
-    size = _vocab_size(loaded.model)
+    size = vocab_size(loaded.model)
     wrong = sorted(token for token in ids if not 0 <= token < size)
     if wrong:
         raise UserError(f"{option} must be token ids from 0 to {size - 1}, the model's vocabulary, got {wrong}.")

@@ -18,6 +18,7 @@ from strop.rollout.single_turn import Decode
 from strop.runtime.evaluation import Evaluation
 from strop.runtime.models import LoadedModel, check_length, check_stop_token_ids, load_model, set_threads
 from strop.runtime.run_folder import RunFolder
+from strop.runtime.teachers import Teachers, open_teachers
 from strop.trainers import TorchTrainer
 from strop.types import Engine, Prompt
 
@@ -38,6 +39,7 @@ class Session:
     engine: Engine
     trainer: TorchTrainer
     decode: Decode
+    teachers: Teachers | None = None
     step: int = 0
     saved_step: int = -1  # that the newest checkpoint holds
     is_within_step: bool = False  # between the first and the last update of a batch: no state to resume from
@@ -66,6 +68,7 @@ def open_session(config: TrainConfig, console: Console, folder: RunFolder) -> Se
     prompts = _load("data", config.data, config.reward, loaded, console)
     _check_lengths(loaded, prompts, "rollout", config.rollout.max_response_tokens)
     held_out = load_held_out(config, loaded, console)
+    teachers = open_teachers(config, loaded, prompts, console)
     cursor = PromptCursor(len(prompts), seed=config.seed, shuffle=config.data.shuffle)
     objective = PolicyObjective(
         config.algorithm,
@@ -91,6 +94,7 @@ def open_session(config: TrainConfig, console: Console, folder: RunFolder) -> Se
             keeps_reference=objective.uses_reference,
         ),
         decode=decoder(loaded),
+        teachers=teachers,
         cursor_state=cursor.state(),
     )
 

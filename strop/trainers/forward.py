@@ -11,7 +11,7 @@ from torch import Tensor
 
 from strop import ops
 from strop.data.batch import Batch
-from strop.trainers.layout import Layout, LayoutKind, lay_out
+from strop.trainers.layout import Layout, LayoutKind, cut, lay_out
 from strop.types import ModelError, UserError, model_failure
 
 # Head inputs of the probe are multiplied by this (a power of two: exact): logits of every model then reach where a soft
@@ -58,6 +58,19 @@ class TokenScorer:
             logits = self.model(**self._inputs(laid)).logits.flatten(0, 1)[predicting]
             entropy = ops.logits_entropy(logits, temperature=temperature) if with_entropy else None
             return ops.token_logprobs(logits, targets, temperature=temperature), entropy
+
+    @torch.no_grad()
+    def all_logprobs(self, batch: Batch, *, temperature: float, max_tokens: int, layout: LayoutKind) -> Tensor:
+        """Log-probabilities [T] of the batch's trainable tokens, 0 elsewhere, in micro-batches of at most `max_tokens`
+        positions; no gradient."""
+        found = torch.zeros(batch.tokens.shape, dtype=torch.float32)
+        for sequences in cut(batch.lengths, max_tokens=max_tokens, kind=layout):
+            part = batch.select(sequences)
+            if not part.loss_mask.any():
+                continue
+            numbers, _ = self(part, temperature=temperature, layout=layout, with_entropy=False)
+            found[batch.positions(sequences)[part.loss_mask]] = numbers.float().cpu()
+        return found
 
     @contextmanager
     def explaining(self, batch: Batch, layout: LayoutKind) -> Iterator[None]:

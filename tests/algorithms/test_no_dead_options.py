@@ -113,7 +113,9 @@ def learned(config):
     with torch.no_grad():
         model.table += torch.randn(VOCAB, VOCAB, generator=torch.Generator().manual_seed(4))
     console = types.SimpleNamespace(phase=lambda *_: contextlib.nullcontext(), advance=lambda _: None)
-    session = types.SimpleNamespace(config=config, objective=objective, trainer=trainer, console=console, step=0)
+    session = types.SimpleNamespace(
+        config=config, objective=objective, trainer=trainer, console=console, teachers=None, step=0
+    )
     losses = []
     for _ in range(2):  # what adapts after a batch shows in the next
         metrics = learn(session, weigh(session, scored_rollouts()))

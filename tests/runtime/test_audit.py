@@ -69,6 +69,13 @@ def test_every_option_there_is_acts_somewhere_and_none_is_accepted_without_actin
     in_reward = {"kl": {"coef": 0.01}, "advantage": {"kind": "reinforce_plus_plus"}, "updates_per_batch": 2}
     config = make_config(TrainConfig, BASE | {"algorithm": in_reward}, {}, file="x.toml")
     findings += audit(config, only="algorithm")
+    for teacher, only in (
+        ("a folder", ""),
+        ("http://nowhere:1", ".request_timeout_s"),
+        ("http://nowhere:1", ".num_retries"),
+    ):
+        config = make_config(TrainConfig, BASE | {"distillation": {"teacher": teacher}}, {}, file="x.toml")
+        findings += audit(config, only=f"distillation{only}")
     assert dead(findings) == []
     acting = {f.path for f in findings if f.verdict == "acts"}
     one_value = {f.path for f in findings if f.verdict == "one value"}

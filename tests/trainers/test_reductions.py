@@ -104,7 +104,9 @@ def session(model, *, mask_truncated):
     objective.step_tensors, objective.adapt = real.step_tensors, real.adapt
     console = types.SimpleNamespace(phase=lambda *_: contextlib.nullcontext(), advance=lambda _: None)
     trainer = make_trainer(model, lr=0.1, weight_decay=0.1)
-    return types.SimpleNamespace(config=config, objective=objective, trainer=trainer, console=console, step=0)
+    return types.SimpleNamespace(
+        config=config, objective=objective, trainer=trainer, console=console, teachers=None, step=0
+    )
 
 
 def truncated_case(*, x_is_truncated=False):
