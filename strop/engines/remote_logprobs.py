@@ -102,7 +102,7 @@ class RemoteLogprobs:
         """One request. The deadline is one of the whole answer: the library's own starts anew with every packet."""
         deadline = time.monotonic() + self._timeout_s
         data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(self.address + path, data, {"Content-Type": "application/json"})  # noqa: S310
+        request = urllib.request.Request(self.address + path, data, {"Content-Type": "application/json"})
         with _OPENER.open(request, timeout=self._timeout_s) as response:
             parts = []
             while part := response.read1(1 << 20):

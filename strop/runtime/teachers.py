@@ -110,8 +110,8 @@ def _check_finite(batch: Batch, teacher_logprobs: Tensor) -> None:
         name = batch.names[int(batch.sequence_ids[wrong[0]])]
         token = int(batch.tokens[wrong[0]])
         raise GuardError(
-            f"a teacher's log-probability must be finite, got {float(teacher_logprobs[wrong[0]])} for token id {token} of {name} "
-            f"({len(wrong)} such tokens in the batch). The step was not made: to this teacher the token is impossible."
+            f"a teacher's log-probability must be finite, got {float(teacher_logprobs[wrong[0]])} for token id {token} of "
+            f"{name} ({len(wrong)} such tokens in the batch). The step was not made: to this teacher the token is impossible."
         )
 
 
@@ -148,7 +148,8 @@ def _check_sources(options: DistillationOptions, prompts: Sequence[Prompt]) -> N
         if source not in there:
             known = ", ".join(sorted(s for s in there if s is not None)) or "none"
             raise DataError(
-                f"distillation.teachers.{source} must be named for a source of the data, and no prompt has it. Its sources: {known}."
+                f"distillation.teachers.{source} must be named for a source of the data, and no prompt has it. "
+                f"Its sources: {known}."
             )
     if options.teacher is not None and there <= set(options.teachers):
         raise DataError(
@@ -173,8 +174,8 @@ class _LocalTeacher:
         largest = int(batch.tokens.max())
         if largest >= self._size:
             raise ModelError(
-                f"{self._named} knows token ids up to {self._size - 1}, and the model sampled {largest}, which no tokenizer has "
-                "a text for. Use a teacher with as many rows in its embedding."
+                f"{self._named} knows token ids up to {self._size - 1}, and the model sampled {largest}, which no tokenizer "
+                "has a text for. Use a teacher with as many rows in its embedding."
             )
         found = self._model.logprobs(batch, temperature=temperature)
         advance(batch.num_sequences)

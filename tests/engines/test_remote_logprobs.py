@@ -117,7 +117,7 @@ def test_a_server_that_does_not_answer_in_time_is_given_up_after_the_retries(mod
         server = client(address, timeout_s=0.2, num_retries=1)
         start = time.monotonic()
         with pytest.raises(
-            UserError, match="failed after 2 tries: no answer within distillation.request_timeout_s = 0.2"
+            UserError, match=r"failed after 2 tries: no answer within distillation\.request_timeout_s = 0\.2"
         ):
             server.logprobs(ROWS[:1])
         assert time.monotonic() - start < 1.2
