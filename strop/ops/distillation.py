@@ -52,5 +52,5 @@ def distillation_advantages(
             f"{tuple(teacher_logprobs.shape)}."
         )
     wide = torch.promote_types(torch.promote_types(old_logprobs.dtype, teacher_logprobs.dtype), torch.float32)
-    distance = torch.where(loss_mask, teacher_logprobs.to(wide) - old_logprobs.to(wide), 0.0)
+    distance = teacher_logprobs.to(wide) - old_logprobs.to(wide)
     return coef * discounted_returns(distance, loss_mask, sequence_ids, gamma=gamma).to(wide)
