@@ -9,17 +9,21 @@ from typing import Any
 
 import tomlkit
 
-from strop.compat.import_slime import objective, sampling, training
+from strop.compat.import_slime import distillation, objective, sampling, training
 from strop.compat.import_slime.draft import SECRET, Draft, Given, Row
 from strop.compat.import_slime.script import Flag, Script, read_script
 from strop.compat.import_slime.without import WITHOUT, reason_without
 from strop.config import TrainConfig, make_config, tree
 from strop.types import ConfigError
 
-RULES = {rule: tuple(flags.split()) for room in (training, sampling, objective) for rule, flags in room.RULES.items()}
+RULES = {
+    rule: tuple(flags.split())
+    for room in (training, sampling, objective, distillation)
+    for rule, flags in room.RULES.items()
+}
 MAPPED = tuple(flag for flags in RULES.values() for flag in flags)
 KNOWN = (*MAPPED, *WITHOUT)
-_SWITCHES = """--use-kl-loss --use-unbiased-kl --normalize-advantages --disable-grpo-std-normalization --use-tis
+_SWITCHES = """--use-kl-loss --use-unbiased-kl --use-opd --normalize-advantages --disable-grpo-std-normalization --use-tis
     --disable-rewards-normalization --use-rollout-logprobs --use-opsm --calculate-per-token-loss --apply-chat-template
     --rollout-shuffle --group-rm --use-dynamic-batch-size --rollout-skip-special-tokens --bf16 --fp16""".split()  # noqa: SIM905
 _TAKE_MANY = frozenset(("--eval-prompt-data", "--rollout-stop-token-ids"))

@@ -50,8 +50,6 @@ _REASONS: dict[str, str] = {
     "strop evaluates one set of prompts, [eval.data], before the first step, every eval.every_steps and after the last.": """
         --eval-config --skip-eval-before-train""",
     "strop takes one reward for training and evaluation.": "--eval-reward-key",
-    "strop has no distillation from a teacher yet.": """
-        --use-opd --opd-type --opd-kl-coef --opd-teacher-load --opd-teacher-ckpt-step""",
     "strop's losses are those of algorithm.policy_loss.kind; strop sft trains on demonstrations.": """
         --loss-type --pg-loss-type --use-score-centering --score-centering-top-k
         --disable-compute-advantages-and-returns --use-rollout-entropy""",
