@@ -58,7 +58,7 @@ def test_no_option_of_a_preset_is_dead(preset):
     assert any("loss" in f.changes or "update" in f.changes for f in of_preset)
 
 
-@pytest.mark.parametrize("example", ["quickstart/cispo.toml", "smollm2-sums/config.toml"])
+@pytest.mark.parametrize("example", ["quickstart/cispo.toml", "quickstart/distill.toml", "smollm2-sums/config.toml"])
 def test_no_option_of_an_example_is_dead(example):
     assert dead(audit(load_config(ROOT / "examples" / example))) == []
 
