@@ -135,8 +135,6 @@ def _text_of(answer: Any) -> str:
 def _prompt_logprobs(answer: Any, tokens: Sequence[int]) -> list[float]:
     """The log-probability of each token that was sent: an entry holds it beside that of the likeliest one."""
     entries = answer["choices"][0]["prompt_logprobs"]
-    if len(entries) != len(tokens):
-        raise ValueError(f"{len(entries)} prompt_logprobs for {len(tokens)} tokens")
     found = [float(entry[str(token)]["logprob"]) for entry, token in zip(entries[1:], tokens[1:], strict=True)]
     return [0.0, *(-math.inf if number <= _IMPOSSIBLE else number for number in found)][: len(tokens)]
 
