@@ -49,14 +49,8 @@ def objective_formula(config: TrainConfig) -> str:
         "",
         f"  minimise  sum_t w_t [ {' '.join(terms)} ]",
         *(f"  {line}" for line in where),
-        *(f"  {line}" for line in ADVANTAGES[algorithm.advantage.kind].formula(algorithm.advantage)),
-        *(
-            ["  then A is brought to mean 0 and deviation 1 over the batch's tokens"]
-            if algorithm.whiten_advantages
-            else []
-        ),
-        *_reward_lines(config),
-        *_penalty_lines(config),
+        *(f"  {line}" for line in _advantage_lines(config)),
+        *(f"  {line}" for line in _teacher_lines(config)),
         f"  {_WEIGHTS[algorithm.reduction].format(max_response_tokens=config.rollout.max_response_tokens)}",
         *_ratio_lines(config),
         *_critic_lines(config),
@@ -106,8 +100,8 @@ def _reward_lines(config: TrainConfig) -> list[str]:
     weights = named_weights(config.reward)
     if config.algorithm.advantage.kind == "gdpo":
         words = ", ".join(f"{weight:g} for {name}" for name, weight in weights.items())
-        return [f"  w_k = {words}" if weights else "  w_k = 1 for each named reward"]
-    return [f"  R = {' + '.join(f'{weight:g} {name}' for name, weight in weights.items())}"] if weights else []
+        return [f"w_k = {words}" if weights else "w_k = 1 for each named reward"]
+    return [f"R = {' + '.join(f'{weight:g} {name}' for name, weight in weights.items())}"] if weights else []
 
 
 def _penalty_lines(config: TrainConfig) -> list[str]:
@@ -120,7 +114,7 @@ def _penalty_lines(config: TrainConfig) -> list[str]:
     else:
         return []
     apart = ", a named reward of its own" if config.algorithm.advantage.kind == "gdpo" else ""
-    return [f"  R = score - {taken},  n = tokens of the response{apart}"]
+    return [f"R = score - {taken},  n = tokens of the response{apart}"]
 
 
 def _filter_lines(config: TrainConfig) -> list[str]:
@@ -136,6 +130,36 @@ def _filter_lines(config: TrainConfig) -> list[str]:
     surplus = "waits for the next batch" if filters.surplus == "keep" else "is dropped"
     per_round = f"{config.rollout.round_size} prompts a round, at most {filters.max_rounds} rounds"
     return [f"  {'; '.join(lines)}", f"  -> sampled until the batch is full: {per_round}; what is too much {surplus}"]
+
+
+def _advantage_lines(config: TrainConfig) -> list[str]:
+    """What makes A_t of rewards; nothing where a teacher is listened to alone."""
+    algorithm = config.algorithm
+    if config.distillation.alone:
+        return []
+    lines = ADVANTAGES[algorithm.advantage.kind].formula(algorithm.advantage)
+    whitens = ["then A is brought to mean 0 and deviation 1 over the batch's tokens"]
+    return [*lines, *(whitens if algorithm.whiten_advantages else []), *_reward_lines(config), *_penalty_lines(config)]
+
+
+def _teacher_lines(config: TrainConfig) -> list[str]:
+    options = config.distillation
+    if not options.is_on:
+        return []
+    later = f"sum over s >= t of {options.teacher_gamma:g}^(s - t) d_s" if options.teacher_gamma else "d_t"
+    signal = f"{options.teacher_coef:g} {later}"
+    lines = [
+        f"A_t = {signal}; rewards are only measured"
+        if options.alone
+        else f"A_t += {signal}, after all that makes A_t of rewards",
+        "d_t = teacher_logprobs_t - old_logprobs_t, of the student's own samples: E[-d_t] = KL(policy || teacher)",
+    ]
+    if options.teachers:
+        others = [f"others: {options.teacher}"] if options.teacher is not None else []
+        lines.append(f"teachers: {', '.join([f'{s}: {place}' for s, place in options.teachers.items()] + others)}")
+    else:
+        lines.append(f"teacher: {options.teacher}")
+    return lines
 
 
 def _ratio_lines(config: TrainConfig) -> list[str]:
@@ -163,7 +187,7 @@ def _compares_with_old(config: TrainConfig) -> bool:
     algorithm = config.algorithm
     kl_in_reward = algorithm.kl.coef > 0 and algorithm.kl.place == "reward"
     rejects = algorithm.opsm_delta is not None or algorithm.veto_ratio is not None
-    return kl_in_reward or rejects or algorithm.correction.kind != "none"
+    return kl_in_reward or rejects or algorithm.correction.kind != "none" or config.distillation.is_on
 
 
 def _critic_lines(config: TrainConfig) -> list[str]:

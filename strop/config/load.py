@@ -208,7 +208,18 @@ def _unset(preset: dict[str, Any], config: Options) -> dict[str, Any]:
     """What each option would be if nobody had set it: by the preset or by default."""
     now = tree.values(config)
     left = tuple(f"{table}." for table in tree.union_tables(type(config)) if _changes_kind(preset, table, now))
-    return tree.defaults(config) | {path: value for path, value in tree.flatten(preset) if not path.startswith(left)}
+    of_preset = {path: value for path, value in tree.flatten(preset) if not path.startswith(left)}
+    return tree.defaults(config) | _default_kinds(config) | of_preset
+
+
+def _default_kinds(config: Options) -> dict[str, str]:
+    """The kind of each table that comes in variants, where nobody names it."""
+    return {
+        f"{prefix}.{name}.kind" if prefix else f"{name}.kind": vars(field.default)["kind"]
+        for prefix, table in tree.walk(config)
+        for name, field in type(table).model_fields.items()
+        if isinstance(field.default, Options) and "kind" in type(field.default).model_fields
+    }
 
 
 def _changes_kind(preset: dict[str, Any], table: str, now: dict[str, Any]) -> bool:

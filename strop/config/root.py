@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import islice
 from pathlib import Path
 
 from pydantic import Field, PrivateAttr
 
-from strop.config.advantage import NEEDS_CRITIC, NEEDS_GROUP, TAKES_TOKEN_REWARDS
+from strop.config import train_rules
+from strop.config.advantage import NEEDS_CRITIC
 from strop.config.algorithm import AlgorithmOptions
 from strop.config.base import Derived, Idle, Options, Problem
 from strop.config.critic import CriticOptions
 from strop.config.data import DataOptions, DemonstrationOptions
+from strop.config.distillation import DistillationOptions
 from strop.config.evaluation import EvalOptions
 from strop.config.filtering import (
     CurriculumOptions,
@@ -20,13 +21,10 @@ from strop.config.filtering import (
     LengthPenaltyOptions,
     NoCurriculumOptions,
     NoLengthPenaltyOptions,
-    PerTokenPenaltyOptions,
-    SoftOverlongOptions,
 )
 from strop.config.imitation import LossOptions, ValidationOptions
-from strop.config.sampling import RewardOptions, RolloutOptions, rewarded_per
+from strop.config.sampling import RewardOptions, RolloutOptions
 from strop.config.training import (
-    AdamWOptions,
     GuardOptions,
     ModelOptions,
     SFTRunOptions,
@@ -87,6 +85,7 @@ class TrainConfig(RootConfig):
     filter: FilterOptions = FilterOptions()
     curriculum: CurriculumOptions = NoCurriculumOptions()
     algorithm: AlgorithmOptions = AlgorithmOptions()
+    distillation: DistillationOptions = DistillationOptions()
     trainer: TorchTrainerOptions = TorchTrainerOptions()
     critic: CriticOptions = CriticOptions()
     engine: TorchEngineOptions = TorchEngineOptions()
@@ -116,132 +115,16 @@ class TrainConfig(RootConfig):
 
     def derived(self) -> Iterator[Derived]:
         yield from super().derived()
-        if self.guards.max_logprob_gap is None:
-            yield Derived("guards.max_logprob_gap", self.max_logprob_gap, f"model.dtype = {self.model.dtype}")
-        if self.eval.max_response_tokens is None:
-            for name, own in self.eval.all_sets.items():
-                if own.max_response_tokens is None:
-                    table = f"eval.sets.{name}" if name else "eval"
-                    limit = self.rollout.max_response_tokens
-                    yield Derived(f"{table}.max_response_tokens", limit, "rollout.max_response_tokens")
-        if self.filter.drops_groups and self.rollout.prompts_per_round is None:
-            yield Derived("rollout.prompts_per_round", self.rollout.round_size, "rollout.prompts_per_step")
-        if isinstance(self.length_penalty, SoftOverlongOptions) and self.length_penalty.buffer_tokens is None:
-            buffer = self.length_penalty.buffer_of(self.rollout.max_response_tokens)
-            yield Derived("length_penalty.buffer_tokens", buffer, "rollout.max_response_tokens")
+        yield from train_rules.derived(self)
 
     def problems(self) -> Iterator[Problem]:
-        prompts, updates = self.rollout.prompts_per_step, self.algorithm.updates_per_batch
-        if prompts % updates:
-            yield Problem(
-                "algorithm.updates_per_batch",
-                f"must divide rollout.prompts_per_step, got {updates} and {prompts}. "
-                f"With {prompts} prompts it may be {', '.join(map(str, _divisors(prompts)))}.",
-            )
-        kind, group_size = self.algorithm.advantage.kind, self.rollout.group_size
-        if group_size == 1 and kind in NEEDS_GROUP:
-            yield Problem(
-                "rollout.group_size",
-                f"must be 2 or more with algorithm.advantage.kind = {kind}, got 1: a sample that is its own baseline "
-                "has advantage 0, and nothing would be learned.",
-            )
-        if self.algorithm.advantage.kind == "pass_at_k" and self.algorithm.advantage.k >= group_size:
-            yield Problem(
-                "algorithm.advantage.k",
-                f"must be below rollout.group_size, got {self.algorithm.advantage.k} and {group_size}. "
-                "With one set of all rollouts every advantage is 0.",
-            )
-        yield from self._critic_problems()
-        per = rewarded_per(self.reward)
-        if self.algorithm.policy_loss.needs_one_advantage and kind in TAKES_TOKEN_REWARDS and per != "response":
-            yield Problem(
-                "reward.per",
-                f"must be response with algorithm.policy_loss.kind = {self.algorithm.policy_loss.kind}, got {per}: it is a "
-                f"loss of whole sequences, with one advantage each, and {kind} gives tokens the rewards that follow them.",
-            )
-        if self.filter.equal_rewards and group_size == 1:
-            yield Problem(
-                "filter.equal_rewards",
-                "must be false with rollout.group_size = 1, got true: one reward equals itself, and no group would be left.",
-            )
-        yield from self._length_penalty_problems()
-        if self.reward.kind == "dataset" and self.data.kind != "reasoning_gym":
-            yield Problem(
-                "reward.kind",
-                f"must not be dataset with data.kind = {self.data.kind}: that source has no scorer of its own. "
-                "Use exact, number, math or function.",
-            )
-        yield from self._eval_reward_problems()
-
-    def _eval_reward_problems(self) -> Iterator[Problem]:
-        """A dataset's own scorer where the held-out prompts come from no dataset."""
-        for name, own in self.eval.all_sets.items():
-            if own.data.kind == "reasoning_gym" or (own.reward or self.reward).kind != "dataset":
-                continue
-            table = f"eval.sets.{name}" if name else "eval"
-            advice = "Give it a reward of its own." if own.reward is None else f"Set another {table}.reward.kind."
-            if not name:
-                advice = "Make it a table [eval.sets.NAME], which may have a reward of its own."
-            yield Problem(
-                f"{table}.data.kind",
-                f"must be reasoning_gym where the reward is of kind dataset, got {own.data.kind}: that source has no "
-                f"scorer of its own. {advice}",
-            )
-
-    def _critic_problems(self) -> Iterator[Problem]:
-        if self.critic.only_first_steps >= self.run.num_steps:
-            yield Problem(
-                "critic.only_first_steps",
-                f"must be below run.num_steps, got {self.critic.only_first_steps} and {self.run.num_steps}: the policy would "
-                "never learn.",
-            )
-            return
-        updates, alone = self.algorithm.updates_per_batch, self.critic.only_first_steps
-        batches = f"run.num_steps = {self.run.num_steps}"
-        learning = f"({batches} - critic.only_first_steps = {alone})" if alone else batches
-        by_updates = f"x algorithm.updates_per_batch = {updates}"
-        yield from warmup_fits("trainer", self.trainer, self.num_optimizer_steps, f"{learning} {by_updates}")
-        if self.has_critic:
-            yield from warmup_fits("critic", self.critic, self.num_critic_steps, f"{batches} {by_updates}")
-
-    def _length_penalty_problems(self) -> Iterator[Problem]:
-        penalty, limit = self.length_penalty, self.rollout.max_response_tokens
-        if isinstance(penalty, SoftOverlongOptions) and penalty.buffer_of(limit) > limit:
-            yield Problem(
-                "length_penalty.buffer_tokens",
-                f"must be at most rollout.max_response_tokens, got {penalty.buffer_tokens} and {limit}: the penalty grows over "
-                "the last tokens before that limit.",
-            )
-        if isinstance(penalty, PerTokenPenaltyOptions) and penalty.target_tokens >= limit:
-            yield Problem(
-                "length_penalty.target_tokens",
-                f"must be below rollout.max_response_tokens, got {penalty.target_tokens} and {limit}: no response would be "
-                "longer than the target.",
-            )
-        if penalty.kind != "none" and self.algorithm.advantage.kind == "pass_at_k":
-            yield Problem(
-                "length_penalty.kind",
-                f"must be none with algorithm.advantage.kind = pass_at_k, got {penalty.kind}: a reward that a penalty brings "
-                "below algorithm.advantage.success_reward would no longer count as a success.",
-            )
+        yield from train_rules.problems(self)
 
     def idle(self) -> Iterator[Idle]:
-        if not self.filter.drops_groups:
-            yield Idle("rollout.prompts_per_round", "is only used with a filter, which may drop groups")
+        yield from train_rules.idle(self)
 
     def warnings(self) -> Iterator[str]:
-        """Options that wait for a step the run does not have: allowed, since runs are shortened to try them."""
-        for path, every, consequence in (
-            ("eval.every_steps", self.eval.every_steps, "the only evaluations are those before and after the run"),
-            (
-                "run.checkpoint_every_steps",
-                self.run.checkpoint_every_steps,
-                "the only checkpoint is the one at the end",
-            ),
-            ("algorithm.kl.refresh_steps", self.algorithm.kl.refresh_steps, "the reference is never refreshed"),
-        ):
-            if every > self.run.num_steps:
-                yield f"{path} = {every} is above run.num_steps = {self.run.num_steps}: {consequence}."
+        yield from train_rules.warnings(self)
 
 
 class SFTConfig(RootConfig):
@@ -258,7 +141,7 @@ class SFTConfig(RootConfig):
     def problems(self) -> Iterator[Problem]:
         if self.run.num_steps is not None:  # that of num_epochs is known when the demonstrations are
             product = f"run.num_steps = {self.run.num_steps}"
-            yield from warmup_fits("trainer", self.trainer, self.run.num_steps, product)
+            yield from train_rules.warmup_fits("trainer", self.trainer, self.run.num_steps, product)
         if self.loss.reduction == "constant_length" and self.data.max_length_tokens is None:
             yield Problem(
                 "data.max_length_tokens",
@@ -281,18 +164,3 @@ class SFTConfig(RootConfig):
         ):
             if every > num_steps:
                 yield f"{path} = {every} is above {limit}: {consequence}."
-
-
-def _divisors(number: int, most: int = 12) -> list[int]:
-    """The smallest divisors of a number."""
-    small = (n for n in range(1, min(number, 10_000) + 1) if number % n == 0)
-    return list(islice(small, most))
-
-
-def warmup_fits(table: str, options: AdamWOptions, num_optimizer_steps: int, product: str) -> Iterator[Problem]:
-    """A warmup that would outlast the run."""
-    if options.warmup_steps >= num_optimizer_steps:
-        yield Problem(
-            f"{table}.warmup_steps",
-            f"must be below the run's {num_optimizer_steps} optimizer steps ({product}), got {options.warmup_steps}.",
-        )

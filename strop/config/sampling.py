@@ -139,13 +139,20 @@ class SlimeRewardOptions(_FunctionOptions):
     args: dict[str, Any] = Field(default_factory=dict, description="What the function finds as attributes of `args`.")
 
 
+class NoRewardOptions(Options):
+    """No reward: nothing is scored, and all that is learned comes from a teacher (distillation.alone = true)."""
+
+    kind: Literal["none"] = "none"
+
+
 RewardOptions = Annotated[
     ExactRewardOptions
     | NumberRewardOptions
     | MathRewardOptions
     | DatasetRewardOptions
     | FunctionRewardOptions
-    | SlimeRewardOptions,
+    | SlimeRewardOptions
+    | NoRewardOptions,
     Field(discriminator="kind"),
 ]
 

@@ -20,6 +20,7 @@ from strop.ops.advantages import (
     whiten,
 )
 from strop.ops.correction import mask, opsm, truncate, veto
+from strop.ops.distillation import distillation_advantages
 from strop.ops.kl import kl_estimate
 from strop.ops.logprobs import LinearLogprobs, linear_logprobs, logits_entropy, token_logprobs
 from strop.ops.policy_loss import (
@@ -59,6 +60,7 @@ __all__ = [
     "covariances",
     "covariances_in_band",
     "discounted_returns",
+    "distillation_advantages",
     "dppo",
     "dual_clipped",
     "gae",

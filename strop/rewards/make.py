@@ -13,6 +13,7 @@ from strop.config.sampling import (
     ExactRewardOptions,
     FunctionRewardOptions,
     MathRewardOptions,
+    NoRewardOptions,
     NumberRewardOptions,
     RewardOptions,
     SlimeRewardOptions,
@@ -23,7 +24,7 @@ from strop.rewards.exact import exact_label, exact_score
 from strop.rewards.function import load_function, source_file
 from strop.rewards.maths import MathScore, math_label
 from strop.rewards.number import number_label, number_score
-from strop.rewards.scorer import Scorer
+from strop.rewards.scorer import Scorer, Unscored
 from strop.types import RewardError, Rollout
 
 
@@ -57,6 +58,8 @@ def make_scorer(options: RewardOptions) -> Scorer:
             return _function_scorer(options)
         case SlimeRewardOptions():
             return _foreign_scorer(options, _slime_reward(options), is_batched=True)
+        case NoRewardOptions():
+            return Unscored()
 
 
 def _function_scorer(options: FunctionRewardOptions) -> Scorer:

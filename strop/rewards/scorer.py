@@ -182,6 +182,16 @@ class Scorer:
         return replace(rollout, reward=None, excluded=outcome.excluded)
 
 
+class Unscored(Scorer):
+    """Leaves rollouts as they are: a teacher alone says what is learned, and there is nothing to count."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda rollout: None, "none")
+
+    def __call__(self, rollouts: Sequence[Rollout]) -> Scored:
+        return Scored(tuple(rollouts), {})
+
+
 def _name_zeros(scored: list[Rollout], failed: list[int]) -> None:
     """Where others of the batch have named rewards, a failed rollout that scores 0 scores 0 in each name."""
     names = next((rollout.reward_parts for rollout in scored if rollout.reward_parts), None)

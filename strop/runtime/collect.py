@@ -23,7 +23,7 @@ async def collect(session: Session) -> tuple[list[Rollout], StepMetrics]:
         session.config.length_penalty,
         max_response_tokens=session.config.rollout.max_response_tokens,
     )
-    if session.config.rollout.group_size > 1:
+    if session.config.rollout.group_size > 1 and not session.config.distillation.alone:
         metrics["groups_of_one"] = _groups_of_one(session, rollouts)
     return rollouts, metrics | penalties | _staleness(session, rollouts)
 

@@ -18,14 +18,27 @@ from strop.types import Metric, RewardError, Rollout, StepMetrics
 
 def weigh(session: Session, rollouts: Sequence[Rollout]) -> Batch:
     """The batch of all scored rollouts with the log-probabilities and values that the formula needs, then advantages over
-    all of them; only then those that do not enter the loss leave."""
-    scored = [r for r in rollouts if r.reward is not None]
+    all of them; only then those that do not enter the loss leave. A teacher that is listened to alone needs no rewards."""
+    teachers, alone = session.teachers, session.config.distillation.alone
+    scored = [r for r in rollouts if alone or r.reward is not None]
     with session.console.phase("logprobs", 0):
         batch = _with_needed_logprobs(session, build_batch(scored, [0.0] * len(scored)))
         values = None if session.critic is None else session.critic.values(batch)
     if session.config.filter.surplus == "keep":
         now = session.trainer.num_steps
         batch = replace(batch, is_fresh=torch.tensor([v == now for r in scored for v in r.policy_versions]))
+    if not alone:
+        batch = _with_advantages(session, scored, replace(batch, old_values=values))
+    if teachers is not None:  # after whitening: the signal stays in nats, and 0 where teacher and student agree
+        signal = teachers.advantages(batch, [r.prompt.source for r in scored], session.console)
+        batch = replace(batch, advantages=batch.advantages + signal)
+    if not session.config.algorithm.mask_truncated:
+        return batch
+    return batch.select([i for i, rollout in enumerate(scored) if rollout.finish_reason != "length"])
+
+
+def _with_advantages(session: Session, scored: Sequence[Rollout], batch: Batch) -> Batch:
+    """The algorithm's own advantages, and what a critic is to learn."""
     advantages, returns = session.objective.advantages_and_returns(
         ScoredTokens(
             rewards=torch.tensor([r.reward for r in scored], dtype=torch.float64),
@@ -37,18 +50,10 @@ def weigh(session: Session, rollouts: Sequence[Rollout]) -> Batch:
             **_by_token(scored),
             old_logprobs=batch.old_logprobs,
             ref_logprobs=batch.ref_logprobs,
-            values=values,
+            values=batch.old_values,
         )
     )
-    batch = replace(
-        batch,
-        advantages=advantages.float(),
-        old_values=values,
-        returns=None if returns is None else returns.float(),
-    )
-    if not session.config.algorithm.mask_truncated:
-        return batch
-    return batch.select([i for i, rollout in enumerate(scored) if rollout.finish_reason != "length"])
+    return replace(batch, advantages=advantages.float(), returns=None if returns is None else returns.float())
 
 
 def _by_token(rollouts: Sequence[Rollout]) -> dict[str, torch.Tensor]:
@@ -106,7 +111,7 @@ def _with_needed_logprobs(session: Session, batch: Batch) -> Batch:
     objective, old, reference = session.objective, None, None
     if objective.options.old_logprobs == "rollout":
         old = batch.rollout_logprobs
-    elif objective.needs_old_logprobs:
+    elif objective.needs_old_logprobs or session.teachers is not None:
         old = session.trainer.logprobs(batch, model="policy", temperature=objective.temperature)
     if objective.uses_reference:
         reference = session.trainer.logprobs(batch, model="reference", temperature=objective.temperature)

@@ -19,7 +19,7 @@ from strop.runtime.checkpoints import newest_checkpoint, write_checkpoint
 from strop.runtime.models import has_finite_weights
 from strop.runtime.session import Session
 from strop.runtime.waiting import read_waiting, write_waiting
-from strop.types import ConfigError, DataError, GuardError
+from strop.types import ConfigError, DataError, GuardError, ModelError
 
 # Options, or whole tables, that change nothing of what the next steps compute: where things lie (what lies there is
 # compared by content), how long to go on, what is measured, and how work is cut.
@@ -37,6 +37,10 @@ _MAY_CHANGE = (
 )
 _MAY_CHANGE += ("trainer.num_threads", "trainer.max_tokens_per_micro_batch", "trainer.layout")
 _MAY_CHANGE += ("rollout.max_tokens_in_flight",)
+_MAY_CHANGE += ("distillation.request_timeout_s", "distillation.num_retries")
+# Names that others begin with. What they bring is compared: a teacher by its weights.
+_MAY_CHANGE_ITSELF = ("distillation.teacher", "distillation.teachers")
+_MAY_CHANGE_ITSELF += ("distillation.teacher_dtype", "distillation.teacher_device")
 
 
 def save_checkpoint(session: Session) -> None:
@@ -54,6 +58,7 @@ def save_checkpoint(session: Session) -> None:
         "prompts": session.prompts_fingerprint,
         "scorer": scorer_source(session.config.reward),
         "filters": filter_source(session.config.filter),
+        "teachers": None if session.teachers is None else session.teachers.fingerprints,
         "num_steps": session.config.run.num_steps,
         "best": None if session.best is None else asdict(session.best),
         "config": decisive(session.config),
@@ -89,6 +94,7 @@ def restore(session: Session) -> None:
             f"data: the prompts are not those that {path} was trained on. "
             "Give it the file, columns and tokenizer that the run began with, or start a new run from its model."
         )
+    _check_teachers(session, state.get("teachers"), path)
     if state["scorer"] != scorer_source(session.config.reward):
         session.console.warn(
             "the file of reward.function has changed since the checkpoint was written: scores may differ."
@@ -115,6 +121,19 @@ def restore(session: Session) -> None:
     if num_lines != session.step:
         session.console.warn(f"metrics.jsonl has lines of {num_lines} of the {session.step} steps made.")
     session.console.note(f"resumed from {path} after step {session.step}")
+
+
+def _check_teachers(session: Session, before: Mapping[str, str] | None, path: Path) -> None:
+    """Refuse other teachers than those that the run began with, wherever they lie now."""
+    now = None if session.teachers is None else session.teachers.fingerprints
+    if before == now:
+        return
+    names = sorted({*(before or {}), *(now or {})})
+    source = next(name for name in names if (before or {}).get(name) != (now or {}).get(name))
+    raise ModelError(
+        f"distillation.teacher{f's.{source}' if source else ''} must be the teacher that {path} was trained with: weights and "
+        "type of weights, or the name that its server gives it. Set it back, or start a new run from this run's model."
+    )
 
 
 def check_config(config: RootConfig, before: Mapping[str, Any]) -> None:
@@ -154,7 +173,11 @@ def _differences(config: RootConfig, before: Mapping[str, Any]) -> Iterator[tupl
 
 def decisive(config: RootConfig) -> dict[str, Any]:
     """The options that the next steps depend on."""
-    return {path: value for path, value in values(config).items() if not path.startswith(_MAY_CHANGE)}
+    return {
+        path: value
+        for path, value in values(config).items()
+        if not path.startswith(_MAY_CHANGE) and path not in _MAY_CHANGE_ITSELF
+    }
 
 
 def _word(value: Any) -> str:

@@ -22,6 +22,7 @@ from strop.runtime.critics import open_critic
 from strop.runtime.evaluation import Evaluation, HeldOut, response_limit
 from strop.runtime.models import LoadedModel, check_length, check_stop_token_ids, load_model, set_threads
 from strop.runtime.run_folder import RunFolder
+from strop.runtime.teachers import Teachers, open_teachers
 from strop.trainers import TorchCritic, TorchTrainer
 from strop.types import ConfigError, Engine, Group, Prompt
 
@@ -53,6 +54,7 @@ class Session:
     trainer: TorchTrainer
     critic: TorchCritic | None
     decode: Decode
+    teachers: Teachers | None = None
     step: int = 0
     saved_step: int = -1  # that the newest checkpoint holds
     is_within_step: bool = False  # between the first and the last update of a batch: no state to resume from
@@ -103,6 +105,7 @@ def open_session(config: TrainConfig, console: Console, folder: RunFolder) -> Se
             option="rollout.max_response_tokens",
             max_response_tokens=config.rollout.max_response_tokens,
         )
+    teachers = open_teachers(config, loaded, prompts, console)
     cursor = make_cursor(prompts, config.data, config.curriculum, seed=config.seed)
     objective = PolicyObjective(
         config.algorithm,
@@ -130,6 +133,7 @@ def open_session(config: TrainConfig, console: Console, folder: RunFolder) -> Se
         ),
         critic=critic,
         decode=decoder(loaded),
+        teachers=teachers,
     )
     session.mark_place()
     return session

@@ -117,7 +117,7 @@ def learned(config):
         model.table += torch.randn(VOCAB, VOCAB, generator=torch.Generator().manual_seed(4))
     console = types.SimpleNamespace(phase=lambda *_: contextlib.nullcontext(), advance=lambda _: None)
     critic = _Guessing() if config.has_critic else None
-    parts = {"config": config, "objective": objective, "trainer": trainer, "critic": critic}
+    parts = {"config": config, "objective": objective, "trainer": trainer, "critic": critic, "teachers": None}
     session = types.SimpleNamespace(**parts, console=console, step=0)
     losses = []
     for _ in range(2):  # what adapts after a batch shows in the next

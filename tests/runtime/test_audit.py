@@ -72,7 +72,7 @@ def test_no_option_of_a_critic_is_dead():
     assert {f.path.removeprefix("critic.") for f in findings if f.verdict == "acts"} == set(CriticOptions.model_fields)
 
 
-@pytest.mark.parametrize("example", ["quickstart/cispo.toml", "smollm2-sums/config.toml"])
+@pytest.mark.parametrize("example", ["quickstart/cispo.toml", "quickstart/distill.toml", "smollm2-sums/config.toml"])
 def test_no_option_of_an_example_is_dead(example):
     assert dead(audit(load_config(ROOT / "examples" / example))) == []
 
@@ -86,6 +86,13 @@ def test_every_option_there_is_acts_somewhere_and_none_is_accepted_without_actin
     config = make_config(TrainConfig, FILTERED, {}, file="x.toml")
     for table in ("filter", "rollout"):
         findings += audit(config, only=table)
+    for teacher, only in (
+        ("a folder", ""),
+        ("http://nowhere:1", ".request_timeout_s"),
+        ("http://nowhere:1", ".num_retries"),
+    ):
+        config = make_config(TrainConfig, BASE | {"distillation": {"teacher": teacher}}, {}, file="x.toml")
+        findings += audit(config, only=f"distillation{only}")
     assert dead(findings) == []
     acting = {f.path for f in findings if f.verdict == "acts"}
     one_value = {f.path for f in findings if f.verdict == "one value"}

@@ -6,6 +6,7 @@ import math
 import re
 from typing import Any
 
+from strop.compat.import_slime.distillation import learns_from_a_teacher_alone
 from strop.compat.import_slime.draft import SECRET, Draft, Given
 from strop.compat.import_slime.script import Flag
 
@@ -97,17 +98,14 @@ def reward(given: Given, draft: Draft) -> None:
     """A function of the user's, or one of slime's own scorers."""
     path, kind = given.text("--custom-rm-path"), given.text("--rm-type")
     scorer = kind.removeprefix("boxed_")
-    if path:
+    if learns_from_a_teacher_alone(given):
+        _of_a_teacher(given, draft)
+    elif path:
         _function(given, draft, path)
     elif scorer in _RM_TYPES:
         draft.set("reward.kind", "math", "--rm-type", words=_RM_TYPES[scorer])
     else:
-        draft.missing("reward.kind", "slime", "")
-        draft.missing(
-            "reward.function",
-            "my_reward.py:score",
-            "the config needs a scorer: write `async def score(args, sample)` there",
-        )
+        _yours(draft, "the config needs a scorer")
     if given.has("--rm-type") and path:
         draft.without("--rm-type", "slime uses --custom-rm-path instead.")
     elif given.has("--rm-type") and scorer not in _RM_TYPES:
@@ -120,6 +118,25 @@ def reward(given: Given, draft: Draft) -> None:
         for flag in ("--reward-key", "--group-rm", "--rm-url"):
             if given.has(flag):
                 draft.without(flag, "strop reads it for --custom-rm-path alone.")
+
+
+def _yours(draft: Draft, why: str) -> None:
+    draft.missing("reward.kind", "slime", "")
+    draft.missing("reward.function", "my_reward.py:score", f"{why}: write `async def score(args, sample)` there")
+
+
+def _of_a_teacher(given: Given, draft: Draft) -> None:
+    """slime's reward that is no score; an evaluation still needs one."""
+    flags = ("--custom-rm-path", *(("--rm-url",) if given.has("--rm-url") else ()))
+    if given.text("--opd-type") not in ("sglang", "megatron") or given.has("--eval-prompt-data"):
+        for flag in flags:
+            draft.without(flag, "asks slime's teacher and scores nothing.")
+        _yours(draft, "evaluations need a scorer" if given.has("--eval-prompt-data") else "the config needs a scorer")
+    else:
+        draft.set("reward.kind", "none", *flags, words="it asks the teacher, and every reward is 0")
+    for flag in ("--reward-key", "--group-rm"):
+        if given.has(flag):
+            draft.without(flag, "the reward is no score.")
 
 
 def _function(given: Given, draft: Draft, path: str) -> None:

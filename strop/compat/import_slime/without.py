@@ -50,8 +50,6 @@ _REASONS: dict[str, str] = {
     "strop does not read that file: write a table [eval.sets.NAME] for each of its data sets.": "--eval-config",
     "strop's evaluation takes the reward of training, or for a set of prompts one of its own: [eval.sets.NAME.reward].": """
         --eval-reward-key""",
-    "strop has no distillation from a teacher yet.": """
-        --use-opd --opd-type --opd-kl-coef --opd-teacher-load --opd-teacher-ckpt-step""",
     "strop's losses are those of algorithm.policy_loss.kind; strop sft trains on demonstrations.": """
         --loss-type --pg-loss-type --use-score-centering --score-centering-top-k
         --disable-compute-advantages-and-returns --fipo-decay-rate --fipo-clip-ratio --fipo-dual-clip-c""",

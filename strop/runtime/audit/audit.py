@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
@@ -12,8 +13,9 @@ from typing import Any, Literal
 from strop.config import TrainConfig, make_config, tree
 from strop.runtime.audit.probe import Outcome
 from strop.runtime.audit.scenarios import SCENARIOS, Scenario, made_small, with_varied_rewards
+from strop.runtime.audit.teacher_server import TeacherModel, serving
 from strop.runtime.audit.variations import other_values
-from strop.runtime.audit.workshop import write_workshop
+from strop.runtime.audit.workshop import SOURCES, TEACHERS, write_workshop
 from strop.types import ConfigError
 
 Verdict = Literal["acts", "refused", "one value", "DEAD"]
@@ -44,13 +46,21 @@ def audit(config: TrainConfig, *, every_kind: bool = False, only: str = "") -> I
     """
     with tempfile.TemporaryDirectory(prefix="strop-audit-") as folder:
         write_workshop(Path(folder))
-        runs = _Runs(config, Path(folder))
-        for path in tree.values(config):
-            if f"{path}.".startswith(f"{only}." if only else ""):
-                yield runs.examine(path)
-        for table, kind in _other_kinds(config) if every_kind else ():
-            if f"{table}.".startswith(f"{only}." if only else ""):
-                yield from runs.examine_kind(table, kind)
+        with _teacher_server(config, Path(folder)) as server:
+            runs = _Runs(config, Path(folder), server)
+            for path in tree.values(config):
+                if f"{path}.".startswith(f"{only}." if only else ""):
+                    yield runs.examine(path)
+            for table, kind in _other_kinds(config) if every_kind else ():
+                if f"{table}.".startswith(f"{only}." if only else ""):
+                    yield from runs.examine_kind(table, kind)
+
+
+def _teacher_server(config: TrainConfig, folder: Path) -> AbstractContextManager[str]:
+    """What stands for the servers of a config's teachers; no server where it has none."""
+    if not config.distillation.addresses:
+        return nullcontext("")
+    return serving(TeacherModel(folder / TEACHERS[0]))
 
 
 def _other_kinds(config: TrainConfig) -> Iterator[tuple[str, str]]:
@@ -64,12 +74,12 @@ def _other_kinds(config: TrainConfig) -> Iterator[tuple[str, str]]:
 class _Runs:
     """Small runs of variants of one config; each scenario's run of the config itself is made once."""
 
-    def __init__(self, config: TrainConfig, folder: Path) -> None:
-        self.config, self.folder = config, folder
+    def __init__(self, config: TrainConfig, folder: Path, server: str) -> None:
+        self.config, self.folder, self.server = config, folder, server
         now = tree.values(config)
         origins = {path: origin for path, origin in config.origins.items() if not origin.startswith("preset ")}
         set_here = {p: v for p, v in now.items() if any(path == p or path.startswith(f"{p}.") for path in origins)}
-        self._given = set_here | made_small(config, folder)
+        self._given = set_here | made_small(config, folder, server=server)
         self._bases: dict[tuple[str, bool], Outcome] = {}
 
     def examine(self, path: str) -> Finding:
@@ -101,7 +111,7 @@ class _Runs:
         except ConfigError as error:
             yield Finding(f"{table}.kind", kind, "audit", "refused", reason=str(error), variant=variant)
             return
-        runs = _Runs(config, self.folder)
+        runs = _Runs(config, self.folder, self.server)
         for path in tree.values(config):
             if path.startswith(f"{table}.") and path != f"{table}.kind":
                 yield replace(runs.examine(path), variant=variant)
@@ -119,6 +129,9 @@ class _Runs:
             kinds = tree.kinds(TrainConfig, path)[:1]
             needed = _needed(path, kinds[0], self.folder)
             return [{"kind": kinds[0], **{name.removeprefix(f"{path}."): v for name, v in needed.items()}}]
+        if path in ("distillation.teacher", "distillation.teachers"):
+            place = str(self.folder / TEACHERS[1])
+            return [place if path.endswith("teacher") else dict.fromkeys(SOURCES, place)]
         if table != path and tree.is_union(TrainConfig, table):
             return [kind for kind in tree.kinds(TrainConfig, table) if kind != value]
         owner, _, name = path.rpartition(".")

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from strop.config import TrainConfig
+from strop.config import TrainConfig, is_address
 from strop.config.tree import leaves, values
 from strop.runtime.audit.probe import Outcome, probe, probe_scorer
-from strop.runtime.audit.workshop import COLUMNS, write_prompts
+from strop.runtime.audit.workshop import COLUMNS, SOURCES, TEACHERS, write_prompts
 
 NUM_STEPS = 4
 _MAX_SAMPLES = 4  # of an evaluation, to each prompt
@@ -74,9 +74,16 @@ def _out_of_reach(now: Values, folder: Path) -> Values:
     return {path: 1e9 for path, value in now.items() if path.endswith("target") and value is not None}
 
 
+def _silent_teacher(now: Values, folder: Path) -> Values:
+    """The address of a teacher becomes a port that nobody listens at."""
+    is_remote = is_address(now["distillation.teacher"] or "")
+    return {"distillation.teacher": "http://127.0.0.1:1"} if is_remote else {}
+
+
 SCENARIOS = (
     Scenario("", _as_it_is),
     Scenario("targets that are never reached", _out_of_reach),
+    Scenario("a teacher's server that is not there", _silent_teacher),
     Scenario("made-up answers", _as_it_is, probe_scorer),
     Scenario("a scorer that fails", _failing_scorer, probe_scorer),
     Scenario("a broken line in data", _broken_line("data")),
@@ -88,8 +95,9 @@ SCENARIOS = (
 )
 
 
-def made_small(config: TrainConfig, folder: Path) -> Values:
-    """What an audit sets in place of a config's own values, so that its runs are small and need nothing of the user's."""
+def made_small(config: TrainConfig, folder: Path, *, server: str) -> Values:
+    """What an audit sets in place of a config's own values, so that its runs are small and need nothing of the user's.
+    `server`: the address that stands for those of teachers."""
     now = values(config)
     updates = now["algorithm.updates_per_batch"]
     prompts = (
@@ -105,6 +113,7 @@ def made_small(config: TrainConfig, folder: Path) -> Values:
         "rollout.group_size": min(now["rollout.group_size"], max(6, now.get("algorithm.advantage.k", 0) + 2)),
         "rollout.max_response_tokens": min(now["rollout.max_response_tokens"], 8),
         **_steps(config, now),
+        **_teachers(now, folder, server),
     }
     changed |= _before_the_loss(now, changed, folder)
     for table in (path.removesuffix(".kind") for path in now if path.endswith("data.kind")):
@@ -151,6 +160,18 @@ def _before_the_loss(now: Values, small: Values, folder: Path) -> Values:
         found["length_penalty.target_tokens"] = min(now["length_penalty.target_tokens"], limit - 1)
     if now["data.source_weights"] and "data.path" in now:
         found["data.source_weights"] = {"even": 1.0, "odd": 2.0}
+    return found
+
+
+def _teachers(now: Values, folder: Path, server: str) -> Values:
+    """Teachers of the workshop for those of the config, and its sources for the config's."""
+    found: Values = {}
+    one, other = (str(folder / name) for name in TEACHERS)
+    if now["distillation.teacher"] is not None:
+        found["distillation.teacher"] = server if is_address(now["distillation.teacher"]) else one
+    places = [server if is_address(place) else other for place in now["distillation.teachers"].values()]
+    if places:
+        found["distillation.teachers"] = dict(zip(SOURCES, [*places, one], strict=False))
     return found
 
 

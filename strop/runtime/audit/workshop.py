@@ -16,6 +16,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.utils import logging
 
 COLUMNS = ("prompt_key", "label_key", "metadata_key", "source_key")
+SOURCES = ("even", "odd")  # of prompts
+TEACHERS = ("teacher", "other_teacher")
 CHARACTERS = "0123456789 .-+="
 _TEMPLATE = "{% for m in messages %}{{ m['role'][0] }}{{ m['content'] }}{% endfor %}"
 _OWN_CODE = """
@@ -101,10 +103,11 @@ def keeps_nothing(rollout):
 
 
 def write_workshop(folder: Path) -> None:
-    """Fill a folder with model/, scorer.py, and a file of prompts for each table and kind of data file."""
+    """Fill a folder with model/, two teachers, scorer.py, and a file of prompts for each table and kind of data file."""
     logging.disable_progress_bar()
     folder.mkdir(parents=True, exist_ok=True)
-    _write_model(folder / "model")
+    for seed, name in enumerate(("model", *TEACHERS)):
+        _write_model(folder / name, seed=seed)
     (folder / "scorer.py").write_text(_SCORER)
     columns = {name: name.removesuffix("_key") for name in COLUMNS}
     for table, kind in product(("data", "eval.data"), ("jsonl", "parquet")):
@@ -123,7 +126,7 @@ def write_prompts(path: Path, columns: dict[str, str], *, num_rows: int, broken:
                 columns["prompt_key"]: f"{a}+{b}=",
                 columns["label_key"]: label,
                 columns["metadata_key"]: {"a": a},
-                columns["source_key"]: "even" if a % 2 == 0 else "odd",
+                columns["source_key"]: SOURCES[a % 2],
             }
         )
     if path.suffix == ".parquet":
@@ -136,7 +139,7 @@ def write_prompts(path: Path, columns: dict[str, str], *, num_rows: int, broken:
     path.write_text("\n".join([*lines[:3], "{", *lines[3:]] if broken else lines) + "\n", encoding="utf-8")
 
 
-def _write_model(folder: Path) -> None:
+def _write_model(folder: Path, *, seed: int) -> None:
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
     vocabulary = {token: i for i, token in enumerate(["<unk>", "<eos>", *CHARACTERS])}
@@ -158,7 +161,7 @@ def _write_model(folder: Path) -> None:
         bos_token_id=None,
     )
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+        torch.manual_seed(seed)
         LlamaForCausalLM(config).save_pretrained(folder)
     (folder / "own_code.py").write_text(_OWN_CODE)
     settings = json.loads((folder / "config.json").read_text())
