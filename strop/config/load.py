@@ -76,9 +76,9 @@ def _as_recorded(origins: dict[str, str], file: str, recorded: dict[str, str]) -
 
 # command -> the other command whose config it may have been given, and what to do then
 _OTHER_COMMAND: dict[Command, tuple[str, str]] = {
-    "train": ("strop sft", "Use strop sft, or strop explain --sft."),
+    "train": ("strop sft", "Use strop sft, or strop explain --sft and strop audit --sft."),
     "eval": ("strop sft", "strop eval takes one of strop train; its --model.path may name what strop sft wrote."),
-    "sft": ("strop train", "Use strop train, or strop explain without --sft."),
+    "sft": ("strop train", "Use strop train, or strop explain and strop audit without --sft."),
 }
 
 

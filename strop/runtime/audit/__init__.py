@@ -1,5 +1,5 @@
 """`strop audit`: turn every option of a config, one at a time, and see what that moves in a small run."""
 
-from strop.runtime.audit.audit import Finding, audit
+from strop.runtime.audit.audit import FAILURES, Finding, audit, check_only
 
-__all__ = ["Finding", "audit"]
+__all__ = ["FAILURES", "Finding", "audit", "check_only"]

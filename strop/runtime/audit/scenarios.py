@@ -7,22 +7,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from strop.config import TrainConfig
-from strop.config.tree import leaves, values
-from strop.runtime.audit.probe import Outcome, probe, probe_scorer
-from strop.runtime.audit.workshop import COLUMNS, write_prompts
-
-NUM_STEPS = 4
-Values = dict[str, Any]  # path of an option to its value
+from strop.runtime.audit.outcome import Outcome
+from strop.runtime.audit.probe import probe, probe_scorer, probe_sft
+from strop.runtime.audit.small import ENOUGH, NUM_STEPS, Values, write_data
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """What is different in it, the options it sets on top, and what is run; `name` is empty for the ordinary one."""
+    """What is different in it, the options it sets on top, and what is run; `name` is empty for the ordinary one.
+
+    `is_larger`: the run has more steps, tokens or samples than the config asks for. An option that acts only there is idle
+    in the config's own run, and alive.
+    """
 
     name: str
     overrides: Callable[[Values, Path], Values]
-    run: Callable[[TrainConfig], Outcome] = probe
+    run: Callable[[Any], Outcome] = probe
+    is_larger: bool = False
 
 
 def _as_it_is(now: Values, folder: Path) -> Values:
@@ -33,7 +34,7 @@ def _broken_line(table: str) -> Callable[[Values, Path], Values]:
     def overrides(now: Values, folder: Path) -> Values:
         if now.get(f"{table}.kind") != "jsonl":
             return {}
-        return {f"{table}.path": str(_prompts(now, table, folder, broken=True))}
+        return {f"{table}.path": write_data(now, table, folder, broken=True)}
 
     return overrides
 
@@ -45,9 +46,23 @@ def _failing_scorer(now: Values, folder: Path) -> Values:
 
 
 def _used_folder(now: Values, folder: Path) -> Values:
-    (folder / "run").mkdir(exist_ok=True)
-    (folder / "run/metrics.jsonl").write_text("")
-    return {}
+    used = folder / "used"
+    used.mkdir(exist_ok=True)
+    (used / "metrics.jsonl").write_text("")
+    return {"run.folder": str(used)}
+
+
+def _no_template(now: Values, folder: Path) -> Values:
+    return {"model.path": str(folder / "plain")}
+
+
+def _larger(now: Values, folder: Path) -> Values:
+    """Enough of whatever the config has too little of for its other options to act."""
+    changed: Values = {"run.num_steps": NUM_STEPS}
+    changed |= {path: least for path, least in ENOUGH.items() if path in now and now[path] < least}
+    changed |= {path: None for path in now if path.endswith("data.max_prompts")}
+    changed |= {path: 24 for path in now if path.endswith("data.size")}
+    return changed
 
 
 def _out_of_reach(now: Values, folder: Path) -> Values:
@@ -62,61 +77,13 @@ SCENARIOS = (
     Scenario("a broken line in data", _broken_line("data")),
     Scenario("a broken line in eval.data", _broken_line("eval.data")),
     Scenario("a run in the folder already", _used_folder),
+    Scenario("a tokenizer without a chat template", _no_template),
+    Scenario("a larger run", _larger, is_larger=True),
 )
-
-
-def made_small(config: TrainConfig, folder: Path) -> Values:
-    """What an audit sets in place of a config's own values, so that its runs are small and need nothing of the user's."""
-    now = values(config)
-    updates = now["algorithm.updates_per_batch"]
-    changed = {
-        "model.path": str(folder / "model"),
-        "run.folder": str(folder / "run"),
-        "trainer.lr": 0.05,
-        "trainer.num_threads": 1,  # of a model this small more threads only wait for one another
-        "guards.max_logprob_gap": float("inf"),
-        "rollout.prompts_per_step": updates * -(-4 // updates),
-        "rollout.group_size": min(now["rollout.group_size"], max(6, now.get("algorithm.advantage.k", 0) + 2)),
-        "rollout.max_response_tokens": min(now["rollout.max_response_tokens"], 8),
-        **_steps(config, now),
-    }
-    for table in ("data", "eval.data"):
-        if now.get(f"{table}.kind") in ("jsonl", "parquet"):
-            changed[f"{table}.path"] = str(_prompts(now, table, folder))
-        elif f"{table}.size" in now:
-            changed[f"{table}.size"] = min(now[f"{table}.size"], 24)
-    if now["reward.kind"] == "function":
-        changed["reward.function"] = _scorer(now, folder)
-    elif now["reward.kind"] == "slime":
-        changed["reward.function"] = f"{folder}/scorer.py:slime"
-    if now["eval.max_response_tokens"] is not None:
-        changed["eval.max_response_tokens"] = min(now["eval.max_response_tokens"], 8)
-    return changed
-
-
-def with_varied_rewards(given: Values, now: Values, folder: Path) -> Values:
-    """The same with a scorer under which samples of one prompt earn different rewards, whatever they say."""
-    kept = {path: value for path, value in given.items() if not path.startswith("reward.")}
-    return kept | {"reward.kind": "function", "reward.function": _scorer(now, folder)}
-
-
-def _scorer(now: Values, folder: Path) -> str:
-    return f"{folder}/scorer.py:{'named' if now['algorithm.advantage.kind'] == 'gdpo' else 'score'}"
-
-
-def _steps(config: TrainConfig, now: Values) -> Values:
-    """Whatever was set and counts steps, which its name says, shortened in proportion."""
-    total = config.run.num_steps
-    if total <= NUM_STEPS:
-        return {}
-    names = {leaf.path for leaf in leaves(type(config)) if leaf.name.endswith("_steps")}
-    found = {path: now[path] for path in ("run.num_steps", *config.origins) if path in names and now[path]}
-    return {path: max(1, value * NUM_STEPS // total) for path, value in found.items()}
-
-
-def _prompts(now: Values, table: str, folder: Path, *, broken: bool = False) -> Path:
-    ending = "parquet" if now[f"{table}.kind"] == "parquet" else "jsonl"
-    path = folder / f"{table}{'-broken' if broken else ''}.{ending}"
-    columns = {name: now[f"{table}.{name}"] for name in COLUMNS}
-    write_prompts(path, columns, num_rows=6 if table == "eval.data" else 24, broken=broken)
-    return path
+SFT_SCENARIOS = (
+    Scenario("", _as_it_is, probe_sft),
+    Scenario("a broken line in data", _broken_line("data"), probe_sft),
+    Scenario("a run in the folder already", _used_folder, probe_sft),
+    Scenario("a tokenizer without a chat template", _no_template, probe_sft),
+    Scenario("a larger run", _larger, probe_sft, is_larger=True),
+)

@@ -1,21 +1,25 @@
 """What an audit trains on: a model of a few thousand weights, a tokenizer of characters, prompts, and a scorer.
 
 Everything that an option may look at is there to be seen: columns under the names that the config gives them, a chat
-template, code of the model's own in its folder, texts with white space and numbers, and a prompt that is cut short.
+template, code of the model's own in its folder, texts with white space and numbers, and a prompt that is cut short. What
+an option names (a model, a file, a column, a function) is there twice, with different contents: `supplied` says which.
 """
 
 from __future__ import annotations
 
 import json
 import random
+import shutil
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.utils import logging
 
 COLUMNS = ("prompt_key", "label_key", "metadata_key", "source_key")
+DEMONSTRATION_COLUMNS = ("prompt_key", "response_key")
 CHARACTERS = "0123456789 .-+="
 _TEMPLATE = "{% for m in messages %}{{ m['role'][0] }}{{ m['content'] }}{% endfor %}"
 _OWN_CODE = """
@@ -28,14 +32,16 @@ _SCORER = """
 import zlib
 
 def score(given):
-    if isinstance(given, list):
-        return [_score(rollout) / 2 for rollout in given]
-    return _score(given)
+    return _each(given, _score)
+
+def score_other(given):
+    return _each(given, lambda rollout: _score(rollout, 1))
 
 def named(given):
-    rollouts = given if isinstance(given, list) else [given]
-    scores = [{"one": _score(r), "two": _score(r) % 1.0 + r.sample} for r in rollouts]
-    return scores if isinstance(given, list) else scores[0]
+    return _each(given, _named)
+
+def named_other(given):
+    return _each(given, lambda rollout: _named(rollout, 1))
 
 def failing(given):
     for rollout in given if isinstance(given, list) else [given]:
@@ -44,59 +50,120 @@ def failing(given):
     return score(given)
 
 async def slime(args, given):
-    if isinstance(given, list):
-        return [_of_slime(args, sample) / 2 for sample in given]
-    score = _of_slime(args, given)
-    return score if args.reward_key is None else {args.reward_key: score / 2}
+    return _each(given, lambda sample: _of_slime(args, sample))
+
+async def slime_other(args, given):
+    return _each(given, lambda sample: _of_slime(args, sample, 1))
 
 async def slime_failing(args, given):
     raise ValueError("a scorer that fails")
 
-def _of_slime(args, sample):
-    return zlib.crc32(repr((sample.tokens, sample.index)).encode()) % 5 / 2 + getattr(args, "audit", 0)
+def _each(given, score):
+    # Of a list, half of it: whether a function was handed a list can be seen.
+    if not isinstance(given, list):
+        return score(given)
+    return [{k: v / 2 for k, v in s.items()} if isinstance(s, dict) else s / 2 for s in map(score, given)]
 
-def _score(rollout):
-    return zlib.crc32(repr((rollout.tokens, rollout.sample)).encode()) % 5 / 2
+def _named(rollout, salt=0):
+    return {"one": _score(rollout, salt), "two": _score(rollout, salt) % 1.0 + rollout.sample}
+
+def _of_slime(args, sample, salt=0):
+    found = _hash(salt, sample.tokens, sample.index) + getattr(args, "audit", 0)
+    return {"one": found / 2, "two": found / 2 + sample.index % 3}
+
+def _score(rollout, salt=0):
+    return _hash(salt, rollout.tokens, rollout.sample, rollout.prompt.metadata.get("a"))
+
+def _hash(*seen):
+    return zlib.crc32(repr(seen).encode()) % 5 / 2
 """
 
 
 def write_workshop(folder: Path) -> None:
-    """Fill a folder with model/, scorer.py, and a file of prompts for each table and kind of data file."""
+    """Fill a folder with model/, other/ and plain/ (without a chat template), scorer.py, and files of prompts and of
+    demonstrations, two of each."""
     logging.disable_progress_bar()
     folder.mkdir(parents=True, exist_ok=True)
-    _write_model(folder / "model")
+    for place, name in enumerate(("model", "other")):
+        _write_model(folder / name, seed=place)
+    shutil.copytree(folder / "model", folder / "plain")
+    for path in (folder / "plain").glob("chat_template*"):
+        path.unlink()
     (folder / "scorer.py").write_text(_SCORER)
     columns = {name: name.removesuffix("_key") for name in COLUMNS}
-    for table, kind in product(("data", "eval.data"), ("jsonl", "parquet")):
-        write_prompts(folder / f"{table}.{kind}", columns, num_rows=6)
+    for table, kind, other in product(("data", "eval.data"), ("jsonl", "parquet"), ("", "-other")):
+        write_prompts(folder / f"{table}{other}.{kind}", columns, num_rows=6)
+
+
+def supplied(path: str, now: dict[str, Any], folder: Path) -> tuple[Any, ...]:
+    """Two values of an option that the workshop has, the first being what the audit's runs begin with; none where the
+    option's type tells all."""
+    table, _, name = path.rpartition(".")
+    kind = now.get(f"{table}.kind")
+    if name.endswith("_key") and name in COLUMNS + DEMONSTRATION_COLUMNS:
+        column = now.get(path, name.removesuffix("_key"))
+        return column, f"other_{column}"
+    if name == "path" and kind in ("jsonl", "parquet"):
+        return str(folder / f"{table}.{kind}"), str(folder / f"{table}-other.{kind}")
+    if name == "function":
+        first = "slime" if kind == "slime" else "named" if now.get("algorithm.advantage.kind") == "gdpo" else "score"
+        return f"{folder}/scorer.py:{first}", f"{folder}/scorer.py:{first}_other"
+    of_name = {
+        "path": (str(folder / "model"), str(folder / "other")),
+        "folder": (str(folder / "run"), str(folder / "run-other")),
+        "reward_key": ("one", "two"),
+        "name": ("chain_sum", "basic_arithmetic"),
+        "options": ({}, {"max_terms": 2}),
+        "stop_token_ids": ((), (3,), tuple(range(2, 2 + len(CHARACTERS)))),
+    }
+    return of_name.get(name, ())
 
 
 def write_prompts(path: Path, columns: dict[str, str], *, num_rows: int, broken: bool = False) -> None:
-    """Sums of two digits under the wanted column names, as JSONL or Parquet by the path's ending."""
-    rng = random.Random(num_rows)
-    rows = []
-    for _ in range(num_rows):
-        a, b = rng.randrange(10), rng.randrange(10)
-        label = rng.choice([str(a + b), f" {a}", str(b)])
-        rows.append(
-            {
-                columns["prompt_key"]: f"{a}+{b}=",
-                columns["label_key"]: label,
-                columns["metadata_key"]: {"a": a},
-                columns["source_key"]: "even" if a % 2 == 0 else "odd",
-            }
-        )
+    """Sums of two digits under the wanted column names, and others under other_ names, as JSONL or Parquet by the path's
+    ending. Files of different names hold different sums."""
+    rng = random.Random(path.stem.removesuffix("-broken") + path.suffix)
+    rows = [_row(rng, columns, "") | _row(rng, columns, "other_") for _ in range(num_rows)]
     if path.suffix == ".parquet":
         import pyarrow
         from pyarrow import parquet
 
         parquet.write_table(pyarrow.Table.from_pylist(rows), path)
-        return
+    else:
+        _write_lines(path, rows, broken)
+
+
+def _row(rng: random.Random, columns: dict[str, str], other: str) -> dict[str, Any]:
+    a, b = rng.randrange(10), rng.randrange(10)
+    found = {
+        "prompt_key": f"{a}+{b}=",
+        "label_key": rng.choice([str(a + b), f" {a}", str(b)]),
+        "metadata_key": {"a": a},
+        "source_key": other + ("even" if a % 2 == 0 else "odd"),
+    }
+    return {other + columns[name]: value for name, value in found.items()}
+
+
+def write_demonstrations(path: Path, columns: dict[str, str], *, broken: bool = False) -> None:
+    """The same sums with their answers, as JSONL."""
+    rng = random.Random(path.stem.removesuffix("-broken") + path.suffix)
+    rows = []
+    for _ in range(12):
+        row = {}
+        for other in ("", "other_"):
+            a, b = rng.randrange(10), rng.randrange(10)
+            found = {"prompt_key": f"{a}+{b}=", "response_key": f"{a + b}" + "." * rng.randrange(3)}
+            row |= {other + columns[name]: value for name, value in found.items()}
+        rows.append(row)
+    _write_lines(path, rows, broken)
+
+
+def _write_lines(path: Path, rows: list[dict[str, Any]], broken: bool) -> None:
     lines = [json.dumps(row) for row in rows]
     path.write_text("\n".join([*lines[:3], "{", *lines[3:]] if broken else lines) + "\n", encoding="utf-8")
 
 
-def _write_model(folder: Path) -> None:
+def _write_model(folder: Path, seed: int) -> None:
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
     vocabulary = {token: i for i, token in enumerate(["<unk>", "<eos>", *CHARACTERS])}
@@ -118,7 +185,7 @@ def _write_model(folder: Path) -> None:
         bos_token_id=None,
     )
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+        torch.manual_seed(seed)
         LlamaForCausalLM(config).save_pretrained(folder)
     (folder / "own_code.py").write_text(_OWN_CODE)
     settings = json.loads((folder / "config.json").read_text())
