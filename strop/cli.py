@@ -144,8 +144,9 @@ def explain(config: Path, is_sft: bool, diff: Path | None, flags: tuple[str, ...
 def audit(config: Path, is_sft: bool, every_kind: bool, only: str, flags: tuple[str, ...]) -> None:
     """Turn every option, one at a time, and show what each moves.
 
-    CONFIG may be a run folder. Small runs on made-up prompts and scores go through the real objective, trainer and loop; neither
-    your model nor your data is touched. Exit code 1 if there is an option that moves nothing, or one that could not be tried.
+    CONFIG may be a run folder. Small runs on made-up prompts and scores go through the real objective, trainer and loop;
+    neither your model nor your data is touched. Exit code 1 if there is an option that moves nothing, or one that could not
+    be tried.
     """
     loaded = _load(_config_of(config), flags, "sft" if is_sft else "train")
     from strop.config.tree import values

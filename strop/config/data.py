@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from strop.config.base import Options
+from strop.config.base import Idle, Options
 
 
 class _PromptOptions(Options):
@@ -19,6 +20,10 @@ class _PromptOptions(Options):
     system_prompt: str | None = Field(default=None, description="A system message before each prompt; none means none.")
     shuffle: bool = Field(default=True, description="A new order for every pass over the data, from the seed.")
     max_prompts: int | None = Field(default=None, ge=1, description="Use only the first so many rows; none means all.")
+
+    def idle(self) -> Iterator[Idle]:
+        if self.max_prompts == 1:
+            yield Idle("shuffle", "cannot act with max_prompts = 1: there is one prompt to order")
 
 
 class _FileOptions(_PromptOptions):
@@ -61,6 +66,12 @@ class ReasoningGymOptions(_PromptOptions):
     options: dict[str, Any] = Field(
         default_factory=dict, description="Further settings of the dataset, by its own names."
     )
+
+    def idle(self) -> Iterator[Idle]:
+        if self.size == 1:
+            yield Idle("shuffle", "cannot act with size = 1: there is one prompt to order")
+        else:
+            yield from super().idle()
 
 
 DataOptions = Annotated[JSONLOptions | ParquetOptions | ReasoningGymOptions, Field(discriminator="kind")]

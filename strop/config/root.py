@@ -127,17 +127,41 @@ class TrainConfig(RootConfig):
 
     def warnings(self) -> Iterator[str]:
         """Options that wait for a step the run does not have: allowed, since runs are shortened to try them."""
+        last = self.run.num_steps
         for path, every, consequence in (
             ("eval.every_steps", self.eval.every_steps, "the only evaluations are those before and after the run"),
             (
-                "run.checkpoint_every_steps",
-                self.run.checkpoint_every_steps,
-                "the only checkpoint is the one at the end",
+                "algorithm.kl.refresh_steps",
+                self.algorithm.kl.refresh_steps,
+                "no step learns against a refreshed reference",
             ),
-            ("algorithm.kl.refresh_steps", self.algorithm.kl.refresh_steps, "the reference is never refreshed"),
         ):
-            if every > self.run.num_steps:
-                yield f"{path} = {every} is above run.num_steps = {self.run.num_steps}: {consequence}."
+            if every >= last:
+                yield f"{path} = {every} is not below run.num_steps = {last}: {consequence}."
+        checkpoints = self.run.checkpoint_every_steps
+        if checkpoints > last:
+            yield (
+                f"run.checkpoint_every_steps = {checkpoints} is above run.num_steps = {last}: "
+                "the only checkpoint is the one at the end."
+            )
+        yield from self._unreached()
+        yield from _unreached_schedule(self.trainer, self.num_optimizer_steps)
+
+    def _unreached(self) -> Iterator[str]:
+        """What adapts or keeps over more steps than there are."""
+        last, every, keep = self.run.num_steps, self.run.checkpoint_every_steps, self.run.keep_checkpoints
+        kl = self.algorithm.kl
+        if last == 1 and kl.coef > 0 and kl.target is not None:
+            yield "algorithm.kl.target cannot act with run.num_steps = 1: the coefficient changes after the first batch."
+        if last == 1 and self.algorithm.entropy_target is not None:
+            yield "algorithm.entropy_target cannot act with run.num_steps = 1: the weight changes after the first batch."
+        num_checkpoints = -(-last // every) if every else 0
+        default = type(self.run).model_fields["keep_checkpoints"].default
+        if every and keep > num_checkpoints and keep != default:
+            yield (
+                f"run.keep_checkpoints = {keep} is above the {num_checkpoints} that the run makes (run.num_steps = {last}, "
+                f"run.checkpoint_every_steps = {every}): none is removed."
+            )
 
 
 class SFTConfig(RootConfig):
@@ -156,11 +180,28 @@ class SFTConfig(RootConfig):
     def problems(self) -> Iterator[Problem]:
         yield from _warmup_fits(self.trainer, self.num_optimizer_steps, f"run.num_steps = {self.run.num_steps}")
 
+    def warnings(self) -> Iterator[str]:
+        """Options that wait for a step the run does not have."""
+        yield from _unreached_schedule(self.trainer, self.num_optimizer_steps)
+
 
 def _divisors(number: int, most: int = 12) -> list[int]:
     """The smallest divisors of a number."""
     small = (n for n in range(1, min(number, 10_000) + 1) if number % n == 0)
     return list(islice(small, most))
+
+
+def _unreached_schedule(trainer: TorchTrainerOptions, num_optimizer_steps: int) -> Iterator[str]:
+    """What of the optimizer needs a second step."""
+    if trainer.lr_schedule != "constant" and num_optimizer_steps - trainer.warmup_steps <= 1:
+        yield (
+            f"trainer.lr_schedule = {trainer.lr_schedule} is the same as constant: of the run's {num_optimizer_steps} "
+            "optimizer steps one comes after the warm-up, and has the peak."
+        )
+    for name in ("beta1", "beta2"):
+        value, default = getattr(trainer, name), type(trainer).model_fields[name].default
+        if num_optimizer_steps == 1 and value != default:
+            yield f"trainer.{name} = {value:g} cannot act in a run of one optimizer step: AdamW corrects the first one for it."
 
 
 def _warmup_fits(trainer: TorchTrainerOptions, num_optimizer_steps: int, product: str) -> Iterator[Problem]:

@@ -17,7 +17,10 @@ class RolloutOptions(Options):
     prompts_per_step: int = Field(default=32, ge=1, le=100_000, description="Prompts in a batch of rollouts.")
     group_size: int = Field(default=8, ge=1, le=100_000, description="Samples per prompt.")
     temperature: float = Field(
-        default=1.0, gt=0, description="Sampling temperature; the trainer's log-probabilities use it too."
+        default=1.0,
+        ge=1e-3,
+        description="Sampling temperature; the trainer's log-probabilities use it too. Below 0.001 the rounding of float32 "
+        "logits would decide.",
     )
     max_response_tokens: int = Field(
         default=256, ge=1, description="Length limit of a response in tokens, the end token included."
@@ -104,7 +107,7 @@ class EvalOptions(Options):
     )
     greedy: bool = Field(default=True, description="Score the greedy answer to each prompt.")
     num_samples: int = Field(default=1, ge=0, description="Sampled answers to each prompt; 0 means none.")
-    temperature: float = Field(default=1.0, gt=0, description="Temperature of the sampled answers.")
+    temperature: float = Field(default=1.0, ge=1e-3, description="Temperature of the sampled answers.")
     top_p: float = Field(
         default=1.0, gt=0, le=1, description="Keep the likeliest tokens up to this probability; 1 keeps all."
     )
@@ -127,3 +130,6 @@ class EvalOptions(Options):
         if self.num_samples == 0:
             for name in ("temperature", "top_p", "top_k"):
                 yield Idle(name, "is only used for sampled answers, and eval.num_samples = 0")
+        elif self.top_k == 1:
+            for name in ("temperature", "top_p"):
+                yield Idle(name, "cannot act with eval.top_k = 1: the likeliest token is taken each time")

@@ -32,7 +32,7 @@ EVERYTHING = {
         "correction": {"kind": "truncate"},
         "entropy_target": 1.0,
     },
-    "eval": {"data": {"kind": "jsonl", "path": "nowhere.jsonl"}},
+    "eval": {"data": {"kind": "reasoning_gym", "name": "chain_sum"}},
     "run": {"checkpoint_every_steps": 50},
 }
 

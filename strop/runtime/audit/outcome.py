@@ -12,7 +12,7 @@ from torch import Tensor
 
 ROUNDING = 1e-5  # relative: float32 sums in another order differ by less
 _OF_NOTHING = 1e-7  # losses and updates below this are zero with rounding
-_OF_LOGPROBS = 1e-5  # in nats; the files of rollouts keep six decimals
+_OF_LOGPROBS = 1e-3  # in nats: log-probabilities follow the weights, whose rounding the steps of a run amplify
 
 # Parts that change for many reasons count only for the options whose meaning they are.
 _ONLY_FOR = {
@@ -42,7 +42,8 @@ class Outcome:
         if self.error or other.error:
             failed = other if other.error else self
             counts = bool(self.error) != bool(other.error) and (stops_by_choice or failed.is_guard)
-            return {"stops" if failed is other else "goes on": failed.error} if counts else {}
+            word = "stops" if failed is other else "goes on"
+            return {word: failed.error.partition(": ")[0] if failed.is_guard else "differs"} if counts else {}
         found = _numbers(self, other)
         for name in dict.fromkeys((*self.others, *other.others)):
             slack = _OF_LOGPROBS if name in ("samples", "evaluation") else 0.0
@@ -67,7 +68,7 @@ def _numbers(one: Outcome, other: Outcome) -> dict[str, str]:
     else:
         change, scale = float((one.weights - other.weights).norm()), float(one.weights.norm())
         if change > max(ROUNDING * scale, _OF_NOTHING):
-            found["update"] = f"{change / max(scale, 1e-30):.2g}"
+            found["update"] = f"{change / scale:.2g}" if scale > _OF_NOTHING else f"from 0 to {change:.2g}"
     return found
 
 

@@ -53,7 +53,9 @@ def probe_sft(config: SFTConfig) -> Outcome:
     found = _watched(lambda: sft(config))
     weights, settings = Path(config.model.path, "model.safetensors"), config.folder / "model/config.json"
     before = _flat(load_file(weights)) if weights.exists() else torch.zeros(0)
-    kind = [json.loads(settings.read_text()).get(name) for name in ("architectures", "dtype")] if settings.exists() else []
+    kind = (
+        [json.loads(settings.read_text()).get(name) for name in ("architectures", "dtype")] if settings.exists() else []
+    )
     return _read(config.folder, before, replace(found, others={**found.others, "model": kind}))
 
 
@@ -122,7 +124,9 @@ def _read(folder: Path, before: Tensor, seen: Outcome) -> Outcome:
     }
     shutil.rmtree(folder, ignore_errors=True)
     losses = tuple(row.get("loss", 0.0) for row in rows)
-    return replace(seen, losses=losses, weights=weights - before if weights.shape == before.shape else weights, others=others)
+    return replace(
+        seen, losses=losses, weights=weights - before if weights.shape == before.shape else weights, others=others
+    )
 
 
 def _lines(path: Path) -> list[Any]:

@@ -53,7 +53,8 @@ def _used_folder(now: Values, folder: Path) -> Values:
 
 
 def _no_template(now: Values, folder: Path) -> Values:
-    return {"model.path": str(folder / "plain")}
+    without = {path: None for path, value in now.items() if path.endswith("system_prompt") and value is not None}
+    return {"model.path": str(folder / "plain"), **without}
 
 
 def _larger(now: Values, folder: Path) -> Values:

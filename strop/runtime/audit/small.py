@@ -21,19 +21,19 @@ from strop.runtime.audit.workshop import (
 )
 
 Values = dict[str, Any]  # path of an option to its value
-NUM_STEPS = 4
+NUM_STEPS = 3
 LEARNING_RATES = (0.05, 0.005, 0.0005)  # so high that ratios leave 1, unless weights overflow then
 # Below these, other options find nothing to act on.
 ENOUGH = {
-    "rollout.max_response_tokens": 8,
+    "rollout.max_response_tokens": 6,
     "rollout.group_size": 4,
     "algorithm.updates_per_batch": 2,
 }
 _MOST = {
-    "rollout.max_response_tokens": 8,
-    "rollout.group_size": 6,
-    "eval.max_response_tokens": 8,
-    "eval.num_samples": 4,
+    "rollout.max_response_tokens": 6,
+    "rollout.group_size": 4,
+    "eval.max_response_tokens": 6,
+    "eval.num_samples": 2,
     "algorithm.updates_per_batch": 3,
     "algorithm.advantage.k": 2,
     "data.size": 24,
@@ -113,7 +113,9 @@ def _steps(config: TrainConfig | SFTConfig, fixed: Values, total: int) -> Values
     for path in config.origins:
         if path in names and path != "run.num_steps" and isinstance(now.get(path), int) and now[path] > 0:
             is_optimizer = path.startswith("trainer.") or leaf_of(config, path).name == "warmup_steps"
-            own, small = (config.num_optimizer_steps, total * updates) if is_optimizer else (config.run.num_steps, total)
+            own, small = (
+                (config.num_optimizer_steps, total * updates) if is_optimizer else (config.run.num_steps, total)
+            )
             found[path] = _rank(now[path], own, small)
     return found
 
