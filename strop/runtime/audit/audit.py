@@ -65,8 +65,11 @@ def audit(config: Config, *, every_kind: bool = False, only: str = "") -> Iterat
             if _is_meant(path, only):
                 yield runs.examine(path)
         for table, kind in _other_kinds(config) if every_kind else ():
-            if _is_meant(table, only) or only.startswith(f"{table}."):
-                yield from (f for f in runs.examine_kind(table, kind) if _is_meant(f.path, only))
+            leaves = [
+                leaf for leaf in tree.leaves(type(config)) if leaf.path.startswith(f"{table}.") and leaf.kind == kind
+            ]
+            if any(_is_meant(leaf.path, only) for leaf in leaves):
+                yield from runs.examine_kind(table, kind, only)
 
 
 def check_only(config: Config, only: str, every_kind: bool) -> str:
@@ -238,8 +241,8 @@ class _Runs:
             return replace(found, verdict="idle", reason=self._idle[found.path])
         return replace(found, verdict="DEAD")
 
-    def examine_kind(self, table: str, kind: str) -> Iterator[Finding]:
-        """The options of a table if it were of another kind."""
+    def examine_kind(self, table: str, kind: str, only: str) -> Iterator[Finding]:
+        """The options of a table, of those that `only` means, if it were of another kind."""
         variant = f"{table}.kind = {kind}"
         needed = self._needed(table, kind)
         if needed is None:
@@ -257,7 +260,7 @@ class _Runs:
             return
         runs = _Runs(config, self.folder, self._made)
         for path in tree.values(config):
-            if path.startswith(f"{table}.") and path != f"{table}.kind":
+            if path.startswith(f"{table}.") and path != f"{table}.kind" and _is_meant(path, only):
                 yield replace(runs.examine(path), variant=variant)
 
     def _pair(self, scenario: Scenario, path: str, trial: _Trial) -> tuple[Outcome | None, Outcome | None]:

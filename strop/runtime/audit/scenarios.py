@@ -62,6 +62,8 @@ def _larger(now: Values, folder: Path) -> Values:
     changed: Values = {"run.num_steps": NUM_STEPS}
     changed |= {path: least for path, least in ENOUGH.items() if path in now and now[path] < least}
     changed |= {path: None for path in now if path.endswith("data.max_prompts")}
+    if now.get("run.checkpoint_every_steps"):
+        changed["run.checkpoint_every_steps"] = 1
     changed |= {path: 24 for path in now if path.endswith("data.size")}
     return changed
 
