@@ -19,8 +19,8 @@ os.environ.setdefault(
 
 _OPTIONS_HELP = """
 Any option of the config may follow as a flag: its whole path (--algorithm.policy_loss.eps_clip 0.2) or its last name, where
-that occurs once outside [eval] (--eps-clip 0.2); options of [eval] are written whole (--eval.top_p 0.9). In `strop eval` a
-last name that [eval] has means that option (--top-p 0.9).
+that occurs once outside [eval] and [validation] (--eps-clip 0.2); options of those are written whole (--eval.top_p 0.9). In
+`strop eval` a last name that [eval] has means that option (--top-p 0.9).
 
 `strop explain CONFIG` lists all options with their values.
 """
@@ -66,9 +66,14 @@ def train(config: Path, resume: bool, flags: tuple[str, ...]) -> None:
 
 @cli.command(context_settings=_ANY_FLAGS, epilog=_OPTIONS_HELP)
 @click.argument("config", type=click.Path(path_type=Path))
+@click.option("--resume", is_flag=True, help="Go on from the newest complete checkpoint in the run folder.")
 @_with_flags
-def sft(config: Path, flags: tuple[str, ...]) -> None:
-    """Fine-tune a model on demonstrations (prompt and response)."""
+def sft(config: Path, resume: bool, flags: tuple[str, ...]) -> None:
+    """Fine-tune a model on demonstrations: conversations, or prompts with their responses.
+
+    Writes runs/NAME: config.toml, objective.txt, metrics.jsonl, model/, best/ (with [validation.data]) and report.html. Ctrl-C
+    stops between two steps and saves (exit code 130); a second one stops at once.
+    """
     loaded = _load(config, flags, "sft", runs=True)
     from strop.observe.console import TerminalConsole
     from strop.runtime import sft as run
@@ -77,7 +82,7 @@ def sft(config: Path, flags: tuple[str, ...]) -> None:
 
     console = TerminalConsole(title=config.stem)
     with console.live():
-        result = run(loaded, console=console)
+        result = run(loaded, resume=resume, console=console)
     if result.interrupted:
         sys.exit(130)
 
@@ -90,13 +95,18 @@ def sft(config: Path, flags: tuple[str, ...]) -> None:
 def eval_(target: Path, show: int, as_json: bool, flags: tuple[str, ...]) -> None:
     """Score a model on held-out prompts.
 
-    TARGET is a config with a table [eval.data], or a run folder, whose own config and model are used.
+    TARGET is a config with [eval.data] or [eval.sets.NAME], a run folder, best/ in one, or any model's folder; of that the
+    flags say the rest: strop eval MODEL --data.path FILE --reward.kind number.
     """
-    config = _config_of(target)
-    given = {"model.path": str(target / "model")} if target.is_dir() else {}
-    loaded = _load(config, flags, "eval", given, runs=True)
+    from strop.config.eval_target import load_eval_config
+    from strop.config.files import check_files
+    from strop.config.load import ROOTS
+    from strop.config.overrides import parse_flags
+
+    loaded = load_eval_config(target, parse_flags(ROOTS["eval"], flags, is_eval=True))
+    check_files(loaded, trains=False)
     from strop.observe.console import TerminalConsole
-    from strop.observe.tables import print_evaluation
+    from strop.observe.eval_tables import print_evaluation
     from strop.runtime import evaluate
 
     interrupts.check()
@@ -104,7 +114,7 @@ def eval_(target: Path, show: int, as_json: bool, flags: tuple[str, ...]) -> Non
     console = TerminalConsole(title="eval", to_stderr=as_json)  # stdout is JSON and nothing else
     with console.live():
         found = evaluate(loaded, console=console)
-    print_evaluation(found.scores, found.rollouts, title=loaded.model.path, show=show, as_json=as_json)
+    print_evaluation(found.scores, found.answers, title=loaded.model.path, show=show, as_json=as_json)
 
 
 @cli.command(context_settings=_ANY_FLAGS, epilog=_OPTIONS_HELP)
@@ -129,10 +139,9 @@ def explain(config: Path, is_sft: bool, diff: Path | None, flags: tuple[str, ...
     for _, table in walk(loaded):
         for warning in table.warnings():
             click.secho(f"warning: {warning}", fg="yellow")
-    if not is_sft:
-        from strop.algorithms import objective_formula
+    from strop.algorithms import likelihood_formula, objective_formula
 
-        click.echo("\n" + objective_formula(loaded))
+    click.echo("\n" + (likelihood_formula(loaded) if is_sft else objective_formula(loaded)))
 
 
 @cli.command(context_settings=_ANY_FLAGS, epilog=_OPTIONS_HELP)
@@ -193,7 +202,8 @@ def import_slime(script: Path, output: Path | None, force: bool) -> None:
         click.secho(f"{title}: {len(lines)}", bold=True)
         for line in lines:
             click.echo(f"  {line}")
-    click.echo(f"Wrote {output}. strop explain {output} shows all of it.")
+    what, flag = (" for strop sft", "--sft ") if found.command == "sft" else ("", "")
+    click.echo(f"Wrote {output}{what}. strop explain {flag}{output} shows all of it.")
 
 
 @cli.command("help", context_settings={"ignore_unknown_options": True})
@@ -237,19 +247,15 @@ def _config_of(target: Path) -> Path:
     return target / "config.toml" if target.is_dir() else target
 
 
-def _load(
-    path: Path, flags: tuple[str, ...], command: Any, given: dict[str, Any] | None = None, *, runs: bool = False
-) -> Any:
-    """The config with the flags laid over it; flags win over what the command itself gives. `runs`: what it names on disk
-    is needed now."""
+def _load(path: Path, flags: tuple[str, ...], command: Any, *, runs: bool = False) -> Any:
+    """The config with the flags laid over it. `runs`: what it names on disk is needed now."""
     from strop.config.files import check_files
     from strop.config.load import ROOTS, load_config
     from strop.config.overrides import parse_flags
 
-    overrides = parse_flags(ROOTS[command], flags, is_eval=command == "eval")
-    config = load_config(path, {**(given or {}), **overrides}, command=command)
+    config = load_config(path, parse_flags(ROOTS[command], flags), command=command)
     if runs:
-        check_files(config, trains=command != "eval")
+        check_files(config, trains=True)
     return config
 
 

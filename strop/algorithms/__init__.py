@@ -2,7 +2,7 @@
 
 from strop.algorithms.binding import Binding, bind
 from strop.algorithms.formula import objective_formula
-from strop.algorithms.likelihood import LikelihoodObjective
+from strop.algorithms.likelihood import LikelihoodObjective, likelihood_formula
 from strop.algorithms.objective import Objective, PolicyObjective, ScoredTokens, TrainableTokens
 from strop.algorithms.variants import ADVANTAGES, CORRECTIONS, POLICY_LOSSES
 
@@ -17,5 +17,6 @@ __all__ = [
     "ScoredTokens",
     "TrainableTokens",
     "bind",
+    "likelihood_formula",
     "objective_formula",
 ]

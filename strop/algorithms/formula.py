@@ -5,6 +5,7 @@ from __future__ import annotations
 from strop.algorithms.support import support_lines
 from strop.algorithms.variants import ADVANTAGES, CORRECTIONS, POLICY_LOSSES
 from strop.config import PRESETS, TrainConfig
+from strop.config.advantage import GAEOptions
 from strop.config.tree import flatten, values
 
 _WEIGHTS = {
@@ -54,6 +55,7 @@ def objective_formula(config: TrainConfig) -> str:
         ),
         f"  {_WEIGHTS[algorithm.reduction].format(max_response_tokens=config.rollout.max_response_tokens)}",
         *_ratio_lines(config),
+        *_critic_lines(config),
         *support_lines(config),
         "",
         *_batch_lines(config),
@@ -122,14 +124,30 @@ def _compares_with_old(config: TrainConfig) -> bool:
     return kl_in_reward or rejects or algorithm.correction.kind != "none"
 
 
+def _critic_lines(config: TrainConfig) -> list[str]:
+    """What the critic minimises beside the policy."""
+    advantage, near = config.algorithm.advantage, config.critic.eps_clip_value
+    if not isinstance(advantage, GAEOptions):
+        return []
+    distance = "(V_t - target_t)^2 / 2"
+    if near is not None:
+        distance = f"max((V_t - target_t)^2, (clip(V_t, old V_t - {near:g}, old V_t + {near:g}) - target_t)^2) / 2"
+    lam, base = "", "A_t" if not advantage.whiten else "G_t"
+    if advantage.lam_value is not None:
+        lam, base = f" with lambda {advantage.lam_value:g}", f"the {base}"
+    return [f"  critic: minimise  sum_t w_t {distance}", f"    target_t = old V_t + {base}{lam}"]
+
+
 def _batch_lines(config: TrainConfig) -> list[str]:
     rollout, updates = config.rollout, config.algorithm.updates_per_batch
     sequences = rollout.prompts_per_step * rollout.group_size
     left_out = "; responses cut at the limit are left out" if config.algorithm.mask_truncated else ""
+    alone = config.critic.only_first_steps
+    first = f"; in the first {alone} only the critic learns" if alone else ""
     return [
         f"  batch: {rollout.prompts_per_step} prompts x {rollout.group_size} samples = {sequences} sequences of at most "
         f"{rollout.max_response_tokens} tokens{left_out}",
         f"  -> {updates} optimizer step{'s' if updates > 1 else ''} of {sequences // updates} sequences"
-        f" -> {config.num_optimizer_steps} optimizer steps in {config.run.num_steps} batches",
+        f" -> {config.num_optimizer_steps} optimizer steps in {config.run.num_steps} batches{first}",
         f"  -> the last update of a batch is {updates - 1} step{'' if updates == 2 else 's'} off-policy",
     ]

@@ -13,7 +13,7 @@ from strop import ops
 from strop.algorithms.controllers import adapted_entropy_coef, adapted_kl_coef
 from strop.algorithms.variants import ADVANTAGES, CORRECTIONS, POLICY_LOSSES
 from strop.config import AlgorithmOptions, PPOClipOptions
-from strop.config.advantage import TAKES_TOKEN_KL
+from strop.config.advantage import NEEDS_CRITIC, TAKES_TOKEN_KL
 from strop.types import Metric, RewardError, StepMetrics
 
 
@@ -51,6 +51,8 @@ class ScoredTokens:
     old_logprobs: Tensor | None = None  # T
     ref_logprobs: Tensor | None = None  # T
     token_kl: Tensor | None = None  # T, filled in by the objective
+    token_rewards: Tensor | None = None  # T, filled in by the objective where a critic takes part
+    values: Tensor | None = None  # T, of the critic before the batch's first update
     rollout_ids: Tensor | None = None
 
 
@@ -93,6 +95,10 @@ class PolicyObjective:
         Raises:
             RewardError: rewards that the advantage cannot take.
         """
+        return self.advantages_and_returns(scored)[0]
+
+    def advantages_and_returns(self, scored: ScoredTokens) -> tuple[Tensor, Tensor | None]:
+        """Advantages [T], and returns [T] for the critic to learn, None without one; raises as `advantages`."""
         options = self.options
         assert options.advantage.kind != "gdpo" or scored.reward_parts is not None
         penalty = torch.zeros(scored.loss_mask.shape)
@@ -103,13 +109,17 @@ class PolicyObjective:
             estimate = ops.kl_estimate(scored.old_logprobs[mask], scored.ref_logprobs[mask], kind=options.kl.kind)
             penalty[mask] = self.kl_coef * estimate
             self._kl_in_reward = {f"kl_ref_{options.kl.kind}": Metric.mean(float(estimate.sum()), estimate.numel())}
+        scored = replace(scored, token_kl=penalty)
+        if options.advantage.kind in NEEDS_CRITIC:
+            scored = replace(scored, token_rewards=_token_rewards(scored, penalty))
+            return ADVANTAGES[options.advantage.kind](options.advantage, scored)
         try:
-            found = ADVANTAGES[options.advantage.kind](options.advantage, replace(scored, token_kl=penalty))
+            found = ADVANTAGES[options.advantage.kind](options.advantage, scored)
         except ValueError as error:  # rewards that this advantage cannot take
             raise RewardError(f"algorithm.advantage.kind = {options.advantage.kind}: {error}") from error
         if options.advantage.kind not in TAKES_TOKEN_KL:  # one number per rollout
             found = found[scored.sequence_ids]
-        return ops.whiten(found, scored.loss_mask) if options.whiten_advantages else found
+        return ops.whiten(found, scored.loss_mask) if options.whiten_advantages else found, None
 
     def step_tensors(
         self,
@@ -176,9 +186,12 @@ class PolicyObjective:
             weights["opsm"] = ops.opsm(*moved, opsm_delta=options.opsm_delta)
         return weights
 
-    def adapt(self, metrics: StepMetrics) -> StepMetrics:
-        """Move adaptive coefficients after a batch; returns their values, and what only the rewards showed, as metrics."""
+    def adapt(self, metrics: StepMetrics, *, follows: bool = True) -> StepMetrics:
+        """Move adaptive coefficients after a batch; returns their values, and what only the rewards showed, as metrics. In a
+        batch that the policy did not learn from they do not follow."""
         options, found = self.options, dict(self._kl_in_reward)
+        if not follows:
+            return found
         metrics = metrics | found
         name = f"kl_ref_{options.kl.kind}"
         if options.kl.target is not None and name in metrics:
@@ -200,6 +213,11 @@ class PolicyObjective:
     def load_state(self, state: Mapping[str, float]) -> None:
         """Take back what `state` gave."""
         self.kl_coef, self.entropy_coef = float(state["kl_coef"]), float(state["entropy_coef"])
+
+
+def _token_rewards(scored: ScoredTokens, penalty: Tensor) -> Tensor:
+    """The outcome on each rollout's last trainable token, less each token's penalty; [T], float64."""
+    return ops.last_token_rewards(scored.rewards, scored.loss_mask, scored.sequence_ids) - penalty.double()
 
 
 @dataclass(frozen=True)

@@ -144,6 +144,23 @@ def _group(o: advantages.GroupAdvantageOptions) -> list[str]:
     return ["A_t = R - mean_group(R)"]
 
 
+def _gae(o: advantages.GAEOptions) -> list[str]:
+    adaptive = o.length_adaptive_alpha is not None
+    gamma = "" if o.gamma == 1 else f"{o.gamma:g} "
+    lam = "lambda " if adaptive else "" if o.lam == 1 else f"{o.lam:g} "
+    between = "x " if gamma and lam else ""
+    sums = [f"A_t = delta_t + {gamma}{between}{lam}A_next"]
+    if o.whiten:
+        sums = [f"A_t = whiten(G_t),  G_t = delta_t + {gamma}{between}{lam}G_next"]
+    if adaptive:
+        sums.append(f"lambda = max(0, 1 - 1 / ({o.length_adaptive_alpha:g} x response tokens))")
+    return [
+        *sums,
+        f"delta_t = earned_t + {gamma}V_next - V_t,  V: the critic's before the batch's first update",
+        "earned_t = R [t is last] - token_kl_t;  next: the next token that the policy wrote, 0 after the last",
+    ]
+
+
 def _pass_at_k(o: advantages.PassAtKOptions) -> list[str]:
     return [f"A_t: of a rollout within all sets of {o.k} of its group; it succeeds if R >= {o.success_reward:g}"]
 
@@ -173,6 +190,7 @@ ADVANTAGES: dict[str, Binding] = {
         advantage_ops.reinforce_plus_plus_baseline,
         lambda o: ["A_t = whiten(R - mean_group(R) - token_kl_t)"],
     ),
+    "gae": bind(advantages.GAEOptions, advantage_ops.gae, _gae),
 }
 
 _LEVELS = {"token": "", "sequence_sum": ", summed over the sequence", "sequence_mean": ", averaged over the sequence"}

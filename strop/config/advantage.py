@@ -69,6 +69,31 @@ class ReinforcePlusPlusBaselineOptions(Options):
     kind: Literal["reinforce_plus_plus_baseline"] = "reinforce_plus_plus_baseline"
 
 
+class GAEOptions(Options):
+    """PPO's advantage: generalised advantage estimation with a critic, which [critic] describes."""
+
+    kind: Literal["gae"] = "gae"
+    gamma: float = Field(default=1.0, ge=0, le=1, description="Discount per token; 1 means none.")
+    lam: float = Field(
+        default=1.0, ge=0, le=1, description="Lambda of the advantages: 1 trusts what was earned, 0 the critic."
+    )
+    lam_value: float | None = Field(
+        default=None, ge=0, le=1, description="Lambda of what the critic learns; none means that of the advantages."
+    )
+    length_adaptive_alpha: float | None = Field(
+        default=None,
+        gt=0,
+        description="VAPO: lambda of the advantages is 1 - 1 / (alpha x response tokens), at least 0; none means lam.",
+    )
+    whiten: bool = Field(
+        default=True, description="Bring the advantages to mean 0 and deviation 1 over the tokens of the batch."
+    )
+
+    def idle(self) -> Iterator[Idle]:
+        if self.length_adaptive_alpha is not None:
+            yield Idle("lam", "is only used when length_adaptive_alpha is none")
+
+
 AdvantageOptions = Annotated[
     GroupAdvantageOptions
     | RLOOOptions
@@ -77,10 +102,12 @@ AdvantageOptions = Annotated[
     | PassAtKOptions
     | GDPOOptions
     | ReinforcePlusPlusOptions
-    | ReinforcePlusPlusBaselineOptions,
+    | ReinforcePlusPlusBaselineOptions
+    | GAEOptions,
     Field(discriminator="kind"),
 ]
 
-# Advantages that need other rollouts of the same prompt, and those that take a penalty per token.
+# Advantages that need other rollouts of the same prompt, those that take a penalty per token, and those that ask a critic.
 NEEDS_GROUP = ("group", "rloo", "opo", "maxrl", "pass_at_k", "gdpo", "reinforce_plus_plus_baseline")
-TAKES_TOKEN_KL = ("reinforce_plus_plus", "reinforce_plus_plus_baseline")
+TAKES_TOKEN_KL = ("reinforce_plus_plus", "reinforce_plus_plus_baseline", "gae")
+NEEDS_CRITIC = ("gae",)

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from strop.config.advantage import TAKES_TOKEN_KL, AdvantageOptions, GroupAdvantageOptions
+from strop.config.advantage import NEEDS_CRITIC, TAKES_TOKEN_KL, AdvantageOptions, GroupAdvantageOptions
 from strop.config.base import Idle, Options, Problem, not_negligible
 from strop.config.policy_loss import PolicyLossOptions, PPOClipOptions
 
@@ -116,6 +116,8 @@ class AlgorithmOptions(Options):
             "sapo",
             "gmpo",
             "topr",
+            "ppo",
+            "vapo",
         ]
         | None
     ) = Field(default=None, description="A paper's settings for the tables below; what you set beside it wins.")
@@ -166,6 +168,8 @@ class AlgorithmOptions(Options):
     @property
     def advantages_vary(self) -> str | None:
         """The option through which tokens of one sequence can have different advantages; None where they cannot."""
+        if self.advantage.kind in NEEDS_CRITIC:
+            return f"algorithm.advantage.kind = {self.advantage.kind}"
         if self.advantage.kind == "reinforce_plus_plus" and self.advantage.gamma < 1:
             return f"algorithm.advantage.gamma = {self.advantage.gamma:g}"
         return "algorithm.kl.place = reward" if self.kl.coef > 0 and self.kl.place == "reward" else None
@@ -188,7 +192,7 @@ class AlgorithmOptions(Options):
             yield Problem(
                 "kl.place",
                 f"must be loss with algorithm.advantage.kind = {self.advantage.kind}, got reward: only "
-                f"{' and '.join(TAKES_TOKEN_KL)} take a penalty per token.",
+                f"{', '.join(TAKES_TOKEN_KL[:-1])} and {TAKES_TOKEN_KL[-1]} take a penalty per token.",
             )
         if self.kl.coef > 0 and self.kl.refresh_steps == 1 and (self.kl.place == "reward" or not self.ratio_moves):
             yield Problem(
@@ -211,7 +215,8 @@ class AlgorithmOptions(Options):
                 "is never below 0.",
             )
         if self.whiten_advantages and self.advantage.kind in (*TAKES_TOKEN_KL, "gdpo"):
-            yield Problem("whiten_advantages", f"must be false, got true: {self.advantage.kind} whitens already.")
+            words = "has algorithm.advantage.whiten for it" if self.advantage.kind == "gae" else "whitens already"
+            yield Problem("whiten_advantages", f"must be false, got true: {self.advantage.kind} {words}.")
 
     def idle(self) -> Iterator[Idle]:
         if self.entropy_target is None:

@@ -100,6 +100,10 @@ class Options(BaseModel):
         """What the options stand for that are left to follow from others."""
         yield from ()
 
+    def choices(self) -> dict[str, list[Any]]:
+        """Values that options of text may take as the others are set: an audit tries them."""
+        return {}
+
     def warnings(self) -> Iterator[str]:
         """What is allowed and yet worth a word."""
         yield from ()

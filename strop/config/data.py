@@ -78,18 +78,39 @@ DataOptions = Annotated[JSONLOptions | ParquetOptions | ReasoningGymOptions, Fie
 
 
 class DemonstrationOptions(Options):
-    """Demonstrations for `strop sft`: one JSON object a line, with a prompt and the response to learn."""
+    """Demonstrations for `strop sft`: conversations, or prompts with the response to learn."""
 
-    kind: Literal["jsonl"] = "jsonl"
+    kind: Literal["jsonl", "parquet"] = Field(default="jsonl", description="One JSON object a line, or Parquet.")
     path: str = Field(description="The file.")
+    messages_key: str = Field(
+        default="messages",
+        description="Column of a conversation: a list of messages. Rows without it have a prompt and a response.",
+    )
     prompt_key: str = Field(default="prompt", description="Column of the prompt: text, or a list of messages.")
     response_key: str = Field(
         default="response", description="Column of the response text; the end token is added to it."
     )
+    train_on: Literal["assistant", "last", "all"] = Field(
+        default="assistant",
+        description="What of a conversation is learned: all turns of the assistant, its last one, or every token. "
+        '"train" or "step_loss_mask" of a message (true, false, 1, 0) overrules it.',
+    )
     chat: Literal["auto", "always", "never"] = Field(default="auto", description="As in strop train.")
     system_prompt: str | None = Field(default=None, description="A system message before each prompt; none means none.")
+    max_rows: int | None = Field(default=None, ge=1, description="Use only the first so many rows; none means all.")
+    max_length_tokens: int | None = Field(
+        default=None, ge=2, description="Longest demonstration; none means as long as the model has positions."
+    )
+    too_long: Literal["error", "drop", "truncate"] = Field(
+        default="error",
+        description="What becomes of a longer demonstration: an error, left out, or cut at its end; the last two counted.",
+    )
     shuffle: bool = Field(default=True, description="A new order for every pass over the data, from the seed.")
     skip_bad_lines: bool = Field(
         default=False, description="Leave broken lines out, with a count, instead of stopping."
     )
     batch_size: int = Field(default=64, ge=1, description="Demonstrations per optimizer step.")
+
+    def idle(self) -> Iterator[Idle]:
+        if self.kind == "parquet":
+            yield Idle("skip_bad_lines", "cannot act: a Parquet file has no lines")

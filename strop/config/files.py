@@ -70,7 +70,9 @@ def _lengths(config: RootConfig, trains: bool) -> Iterator[str]:
         return
     limit = _positions(config.model.path)
     asked: dict[str, int | None] = {"eval.max_response_tokens": config.eval.max_response_tokens}
-    if trains or config.eval.max_response_tokens is None:
+    sets = config.eval.sets
+    asked |= {f"eval.sets.{name}.max_response_tokens": own.max_response_tokens for name, own in sets.items()}
+    if trains or any(own.max_response_tokens is None for own in config.eval.all_sets.values()):
         asked["rollout.max_response_tokens"] = config.rollout.max_response_tokens
     for option, length in asked.items():
         if limit is not None and length is not None and length >= limit:

@@ -33,6 +33,7 @@ _ACTS_IN_EVAL = (
     "rollout.max_response_tokens",
     "rollout.stop_token_ids",
 )
+_ACTS_IN_TRAINING = ("eval.every_steps", "eval.at_start", "eval.best", "eval.keep_best")
 Command = Literal["train", "sft", "eval"]
 ROOTS: dict[Command, type[RootConfig]] = {"train": TrainConfig, "sft": SFTConfig, "eval": TrainConfig}
 
@@ -102,7 +103,7 @@ _OTHER_COMMAND: dict[Command, tuple[str, str]] = {
 def _option_of_the_other(root: type[RootConfig], file_values: dict[str, Any]) -> str | None:
     """An option of the file that only the other command has, if it has none that only this one has."""
     other = _other(root)
-    given = [path for path, _ in tree.flatten(file_values)]
+    given = [tree.general(TrainConfig, path) for path, _ in tree.flatten(file_values)]
     ours, theirs = set(tree.paths(root)), set(tree.paths(other))
     if any(path in ours - theirs for path in given):
         return None
@@ -169,18 +170,22 @@ def _merge(root: type[Options], layers: list[tuple[str, dict[str, Any]]]) -> tup
     """Lay the layers over one another. Where somebody changes the variant of a table, nothing of the preset's stays."""
     merged: dict[str, Any] = {}
     origins: dict[str, str] = {}
-    unions = tree.union_tables(root)
     for origin, values in layers:
-        _lay(merged, origins, values, origin, "", unions)
+        _lay(root, merged, origins, values, origin, "")
     _fill_kinds(root, merged)
     return merged, origins
 
 
 def _lay(
-    target: dict[str, Any], origins: dict[str, str], values: dict[str, Any], origin: str, prefix: str, unions: set[str]
+    root: type[Options],
+    target: dict[str, Any],
+    origins: dict[str, str],
+    values: dict[str, Any],
+    origin: str,
+    prefix: str,
 ) -> None:
     changes_kind = target.get("kind", values.get("kind")) != values.get("kind", target.get("kind"))
-    if changes_kind and prefix.removesuffix(".") in unions:
+    if changes_kind and tree.is_union(root, prefix.removesuffix(".")):
         for name in [n for n in target if origins.get(prefix + n, "").startswith("preset ")]:
             del target[name]
             origins.pop(prefix + name)
@@ -191,7 +196,7 @@ def _lay(
                 table = target[name] = {}
                 origins.pop(prefix + name, None)
             if isinstance(table, dict):  # a plain value where a table belongs stays, to be refused
-                _lay(table, origins, value, origin, f"{prefix}{name}.", unions)
+                _lay(root, table, origins, value, origin, f"{prefix}{name}.")
         else:
             target[name] = value
             origins[prefix + name] = origin
@@ -203,10 +208,16 @@ def _fill_kinds(owner: type[Options], values: dict[str, Any]) -> None:
         below, table = tree.variants(field.annotation), values.get(name)
         if not below or not isinstance(table, dict):
             continue
-        if len(below) > 1 and "kind" not in table and isinstance(field.default, Options):
-            table["kind"] = field.default.kind  # type: ignore[attr-defined]
-        chosen = [v for v in below if len(below) == 1 or v.model_fields["kind"].default == table.get("kind")]
-        for variant in chosen:
+        for one in table.values() if tree.is_named(field.annotation) else [table]:
+            if isinstance(one, dict):
+                _fill_kind(below, field.default, one)
+
+
+def _fill_kind(below: list[type[Options]], default: Any, table: dict[str, Any]) -> None:
+    if len(below) > 1 and "kind" not in table and isinstance(default, Options):
+        table["kind"] = default.kind  # type: ignore[attr-defined]
+    for variant in below:
+        if len(below) == 1 or variant.model_fields["kind"].default == table.get("kind"):
             _fill_kinds(variant, table)
 
 
@@ -264,5 +275,5 @@ def _idle_in_eval(config: Options, unset: dict[str, Any], origins: dict[str, str
         f"{path} = {value} cannot act in strop eval, which does not train. Leave it out."
         for path, value in tree.values(config).items()
         if origins.get(path) == "command line" and value != unset.get(path)
-        if path == "eval.every_steps" or not path.startswith(_ACTS_IN_EVAL)
+        if path in _ACTS_IN_TRAINING or not path.startswith(_ACTS_IN_EVAL)
     ]

@@ -32,7 +32,12 @@ def describe(root: type[Options], error: ValidationError, sources: Sources) -> l
 def path_of(root: type[Options], loc: tuple[int | str, ...]) -> str:
     """The dotted path of an error: pydantic's location without the tags of unions."""
     classes, parts = [root], []
+    names_a_table = False
     for part in loc:
+        if names_a_table:  # by a name of the user's: the classes stay those of the field
+            parts.append(str(part))
+            names_a_table = False
+            continue
         kinds = [c for c in classes if "kind" in c.model_fields and c.model_fields["kind"].default == part]
         if kinds and len(classes) > 1:
             classes = kinds
@@ -40,6 +45,7 @@ def path_of(root: type[Options], loc: tuple[int | str, ...]) -> str:
         parts.append(str(part))
         fields = [c.model_fields[part] for c in classes if isinstance(part, str) and part in c.model_fields]
         classes = [v for field in fields for v in tree.variants(field.annotation)]
+        names_a_table = any(tree.is_named(field.annotation) for field in fields)
     return ".".join(parts)
 
 
@@ -73,8 +79,11 @@ def _kinds(root: type[Options], path: str) -> str:
 
 
 def _hint(root: type[Options], path: str) -> str:
-    descriptions = [leaf.field.description for leaf in tree.leaves(root) if leaf.path == path]
+    general = tree.general(root, path)
+    descriptions = [leaf.field.description for leaf in tree.leaves(root) if leaf.path == general]
     if descriptions and descriptions[0]:
         return f" {descriptions[0]}"
     kinds = " or ".join(f'"{kind}"' for kind in tree.kinds(root, path))
-    return f" Add a table [{path}]" + (f" with kind = {kinds}." if kinds else ".") if path in tree.tables(root) else ""
+    return (
+        f" Add a table [{path}]" + (f" with kind = {kinds}." if kinds else ".") if general in tree.tables(root) else ""
+    )

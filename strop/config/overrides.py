@@ -1,7 +1,8 @@
 """Overrides by dotted path or by a short name, as the command line and Python give them.
 
-A short name is an option's last name alone, such as eps_clip. It means the option of that name outside [eval], if there is
-exactly one; an option of [eval] is written whole (eval.top_p). In `strop eval` it is the other way round: where [eval] has
+A short name is an option's last name alone, such as eps_clip. It means the option of that name outside [eval] and
+[validation], if there is exactly one; an option of those is written whole (eval.top_p), and so is one of [critic] that
+another table has too (critic.lr; --lr is the policy's). In `strop eval` it is the other way round: where [eval] has
 an option of that name, that one is meant.
 """
 
@@ -50,7 +51,7 @@ def parse_flags(root: type[Options], args: Sequence[str], *, is_eval: bool = Fal
         if not flag.startswith("--") or flag == "--":
             raise ConfigError(f"{flag}: expected an option, such as --run.num_steps 20.")
         name, equals, value = flag[2:].partition("=")
-        name = name.replace("-", "_")
+        name = _with_underscores(root, name)
         if not equals:
             if rest and not rest[0].startswith("--"):
                 value = rest.pop(0)
@@ -63,6 +64,12 @@ def parse_flags(root: type[Options], args: Sequence[str], *, is_eval: bool = Fal
             raise ConfigError(f"{flag} is given twice.")
         found[name] = _parse_free(value) if _below_free_table(root, name) else _parse(value)
     return found
+
+
+def _with_underscores(root: type[Options], name: str) -> str:
+    """--eps-clip as eps_clip. A name that the user gave a table stays as it is."""
+    table = tree.named(root, name)
+    return name.replace("-", "_") if table is None else table + name.removeprefix(table).replace("-", "_")
 
 
 def _parse(value: str) -> Any:
@@ -89,7 +96,7 @@ def _is_switch(root: type[Options], path: str) -> bool:
     return any(
         bool in (leaf.field.annotation, *get_args(leaf.field.annotation))
         for leaf in tree.leaves(root)
-        if leaf.path == path
+        if leaf.path == tree.general(root, path)
     )
 
 
@@ -106,8 +113,11 @@ def resolve(root: type[Options], name: str, *, is_eval: bool = False) -> str:
 def _meanings(root: type[Options], name: str, is_eval: bool) -> list[str]:
     """The options that a short name may stand for."""
     found = tree.paths_named(root, name)
-    of_eval = [path for path in found if path.startswith("eval.")]
-    return of_eval if is_eval and of_eval else [path for path in found if path not in of_eval]
+    of_eval = [path for path in found if path.startswith(("eval.", "validation."))]
+    if is_eval and of_eval:
+        return of_eval
+    others = [path for path in found if path not in of_eval]
+    return [path for path in others if not path.startswith("critic.")] or others
 
 
 def nest(
@@ -135,7 +145,8 @@ def nest(
 
 
 def _name_problem(root: type[Options], name: str, path: str, is_eval: bool) -> str | None:
-    if path in tree.paths(root) or path in tree.tables(root) or _below_free_table(root, path):
+    general = tree.general(root, path)
+    if general in tree.paths(root) or general in tree.tables(root) or _below_free_table(root, path):
         return None
     candidates = _meanings(root, path, is_eval) if "." not in path else []
     if len(candidates) > 1:
@@ -157,4 +168,4 @@ def _put(nested: dict[str, Any], parts: list[str], value: Any) -> None:
 def _below_free_table(root: type[Options], path: str) -> bool:
     """True below an option that is itself a free table, such as data.options.min_terms."""
     free = (leaf.path for leaf in tree.leaves(root) if str(leaf.field.annotation).startswith("dict"))
-    return any(path.startswith(f"{table}.") for table in free)
+    return any(tree.general(root, path).startswith(f"{table}.") for table in free)

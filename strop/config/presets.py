@@ -108,6 +108,27 @@ PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
             "reduction": "token_mean",
         },
     ),
+    # The clip of the first paper, the rest as in Ouyang et al. 2022 (arXiv:2203.02155), appendix C.4: KL of 0.02 in the
+    # reward, gamma 1, lambda 0.95, value clip 0.2.
+    "ppo": (
+        "PPO, arXiv:1707.06347, with the KL penalty of InstructGPT, arXiv:2203.02155",
+        {
+            "policy_loss": {"kind": "ppo_clip", "eps_clip": 0.2},
+            "advantage": {"kind": "gae", "gamma": 1.0, "lam": 0.95, "whiten": True},
+            "kl": {"coef": 0.02, "kind": "k1", "place": "reward"},
+            "reduction": "token_mean",
+        },
+    ),
+    # What the paper sets beside its losses (critic.only_first_steps, learning rates, group size) is the reader's to set.
+    "vapo": (
+        "VAPO, arXiv:2504.05118, section 4, without its likelihood loss on right answers",
+        {
+            "policy_loss": {"kind": "ppo_clip", "eps_clip": 0.2, "eps_clip_high": 0.28},
+            "advantage": {"kind": "gae", "gamma": 1.0, "lam_value": 1.0, "length_adaptive_alpha": 0.05, "whiten": True},
+            "kl": _NO_KL,
+            "reduction": "token_mean",
+        },
+    ),
 }
 
 # Under this flag users of slime name the presets.

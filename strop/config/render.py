@@ -9,6 +9,7 @@ import tomlkit
 
 from strop.config.base import Options
 from strop.config.root import SFTConfig, TrainConfig
+from strop.config.tree import options_in, tables_in
 
 _HEADER = "Every option of the run, and where its value comes from. This file can be run again."
 
@@ -49,13 +50,19 @@ def _comments(container: Any, prefix: str) -> Iterator[tuple[str, str]]:
 
 
 def _fill(container: Any, options: Options, prefix: str, config: TrainConfig | SFTConfig) -> None:
-    plain = [(name, value) for name, value in options if not isinstance(value, Options)]
-    for name, value in plain:
+    for name, value in options_in(options):
         item = tomlkit.item("none" if value is None else list(value) if isinstance(value, tuple) else value)
         item.comment(" ".join(said_of(config, prefix + name).split()))
         container.add(name, item)
-    for name, value in options:
-        if isinstance(value, Options):
-            table = tomlkit.table()
-            _fill(table, value, f"{prefix}{name}.", config)
+    above: dict[str, Any] = {}  # of the tables with names of the user's
+    for path, below in tables_in(options):
+        table = tomlkit.table()
+        _fill(table, below, f"{prefix}{path}.", config)
+        name, _, own = path.partition(".")
+        if not own:
             container.add(name, table)
+            continue
+        if name not in above:
+            above[name] = tomlkit.table(is_super_table=True)
+            container.add(name, above[name])
+        above[name].add(own, table)

@@ -8,15 +8,19 @@ from pathlib import Path
 
 from pydantic import Field, PrivateAttr
 
-from strop.config.advantage import NEEDS_GROUP
+from strop.config.advantage import NEEDS_CRITIC, NEEDS_GROUP
 from strop.config.algorithm import AlgorithmOptions
-from strop.config.base import Derived, Options, Problem
+from strop.config.base import Derived, Idle, Options, Problem
+from strop.config.critic import CriticOptions
 from strop.config.data import DataOptions, DemonstrationOptions
-from strop.config.sampling import EvalOptions, RewardOptions, RolloutOptions
+from strop.config.evaluation import EvalOptions
+from strop.config.imitation import LossOptions, ValidationOptions
+from strop.config.sampling import RewardOptions, RolloutOptions
 from strop.config.training import (
+    AdamWOptions,
     GuardOptions,
     ModelOptions,
-    RunOptions,
+    SFTRunOptions,
     SFTTrainerOptions,
     TorchEngineOptions,
     TorchTrainerOptions,
@@ -72,6 +76,7 @@ class TrainConfig(RootConfig):
     reward: RewardOptions
     algorithm: AlgorithmOptions = AlgorithmOptions()
     trainer: TorchTrainerOptions = TorchTrainerOptions()
+    critic: CriticOptions = CriticOptions()
     engine: TorchEngineOptions = TorchEngineOptions()
     eval: EvalOptions = EvalOptions()
     guards: GuardOptions = GuardOptions()
@@ -84,16 +89,34 @@ class TrainConfig(RootConfig):
         return 1e-3 if self.model.dtype == "float32" else 0.1
 
     @property
+    def has_critic(self) -> bool:
+        return self.algorithm.advantage.kind in NEEDS_CRITIC
+
+    @property
     def num_optimizer_steps(self) -> int:
+        """Of the policy; in the first batches only the critic may learn."""
+        return (self.run.num_steps - self.critic.only_first_steps) * self.algorithm.updates_per_batch
+
+    @property
+    def num_critic_steps(self) -> int:
+        """Optimizer steps of the critic."""
         return self.run.num_steps * self.algorithm.updates_per_batch
 
     def derived(self) -> Iterator[Derived]:
         yield from super().derived()
         if self.guards.max_logprob_gap is None:
             yield Derived("guards.max_logprob_gap", self.max_logprob_gap, f"model.dtype = {self.model.dtype}")
-        if self.eval.data is not None and self.eval.max_response_tokens is None:
-            limit = self.rollout.max_response_tokens
-            yield Derived("eval.max_response_tokens", limit, "rollout.max_response_tokens")
+        if self.eval.max_response_tokens is None:
+            for name, own in self.eval.all_sets.items():
+                if own.max_response_tokens is None:
+                    table = f"eval.sets.{name}" if name else "eval"
+                    limit = self.rollout.max_response_tokens
+                    yield Derived(f"{table}.max_response_tokens", limit, "rollout.max_response_tokens")
+
+    def idle(self) -> Iterator[Idle]:
+        if not self.has_critic:
+            for name in CriticOptions.model_fields:
+                yield Idle(f"critic.{name}", "is only used when algorithm.advantage.kind = gae")
 
     def problems(self) -> Iterator[Problem]:
         prompts, updates = self.rollout.prompts_per_step, self.algorithm.updates_per_batch
@@ -116,14 +139,45 @@ class TrainConfig(RootConfig):
                 f"must be below rollout.group_size, got {self.algorithm.advantage.k} and {group_size}. "
                 "With one set of all rollouts every advantage is 0.",
             )
-        product = f"run.num_steps = {self.run.num_steps} x algorithm.updates_per_batch = {updates}"
-        yield from _warmup_fits(self.trainer, self.num_optimizer_steps, product)
+        yield from self._critic_problems()
         if self.reward.kind == "dataset" and self.data.kind != "reasoning_gym":
             yield Problem(
                 "reward.kind",
                 f"must not be dataset with data.kind = {self.data.kind}: that source has no scorer of its own. "
                 "Use exact, number, math or function.",
             )
+        yield from self._eval_reward_problems()
+
+    def _eval_reward_problems(self) -> Iterator[Problem]:
+        """A dataset's own scorer where the held-out prompts come from no dataset."""
+        for name, own in self.eval.all_sets.items():
+            if own.data.kind == "reasoning_gym" or (own.reward or self.reward).kind != "dataset":
+                continue
+            table = f"eval.sets.{name}" if name else "eval"
+            advice = "Give it a reward of its own." if own.reward is None else f"Set another {table}.reward.kind."
+            if not name:
+                advice = "Make it a table [eval.sets.NAME], which may have a reward of its own."
+            yield Problem(
+                f"{table}.data.kind",
+                f"must be reasoning_gym where the reward is of kind dataset, got {own.data.kind}: that source has no "
+                f"scorer of its own. {advice}",
+            )
+
+    def _critic_problems(self) -> Iterator[Problem]:
+        if self.critic.only_first_steps >= self.run.num_steps:
+            yield Problem(
+                "critic.only_first_steps",
+                f"must be below run.num_steps, got {self.critic.only_first_steps} and {self.run.num_steps}: the policy would "
+                "never learn.",
+            )
+            return
+        updates, alone = self.algorithm.updates_per_batch, self.critic.only_first_steps
+        batches = f"run.num_steps = {self.run.num_steps}"
+        learning = f"({batches} - critic.only_first_steps = {alone})" if alone else batches
+        by_updates = f"x algorithm.updates_per_batch = {updates}"
+        yield from warmup_fits("trainer", self.trainer, self.num_optimizer_steps, f"{learning} {by_updates}")
+        if self.has_critic:
+            yield from warmup_fits("critic", self.critic, self.num_critic_steps, f"{batches} {by_updates}")
 
     def warnings(self) -> Iterator[str]:
         """Options that wait for a step the run does not have: allowed, since runs are shortened to try them."""
@@ -145,7 +199,7 @@ class TrainConfig(RootConfig):
                 "the only checkpoint is the one at the end."
             )
         yield from self._unreached()
-        yield from _unreached_schedule(self.trainer, self.num_optimizer_steps)
+        yield from unreached_schedule(self.trainer, self.num_optimizer_steps)
 
     def _unreached(self) -> Iterator[str]:
         """What adapts or keeps over more steps than there are."""
@@ -170,19 +224,38 @@ class SFTConfig(RootConfig):
     seed: int = Field(default=0, ge=0, lt=2**63, description="Everything random in a run follows from it.")
     model: ModelOptions
     data: DemonstrationOptions
+    loss: LossOptions = LossOptions()
     trainer: SFTTrainerOptions = SFTTrainerOptions()
-    run: RunOptions = RunOptions()
-
-    @property
-    def num_optimizer_steps(self) -> int:
-        return self.run.num_steps
+    validation: ValidationOptions = ValidationOptions()
+    run: SFTRunOptions = SFTRunOptions()
 
     def problems(self) -> Iterator[Problem]:
-        yield from _warmup_fits(self.trainer, self.num_optimizer_steps, f"run.num_steps = {self.run.num_steps}")
+        if self.run.num_steps is not None:  # that of num_epochs is known when the demonstrations are
+            product = f"run.num_steps = {self.run.num_steps}"
+            yield from warmup_fits("trainer", self.trainer, self.run.num_steps, product)
+        if self.loss.reduction == "constant_length" and self.data.max_length_tokens is None:
+            yield Problem(
+                "data.max_length_tokens",
+                "must be given with loss.reduction = constant_length, got none: it is the constant.",
+            )
 
     def warnings(self) -> Iterator[str]:
-        """Options that wait for a step the run does not have."""
-        yield from _unreached_schedule(self.trainer, self.num_optimizer_steps)
+        if self.run.num_steps is not None:  # as above
+            yield from self.waiting_for(self.run.num_steps, f"run.num_steps = {self.run.num_steps}")
+
+    def waiting_for(self, num_steps: int, limit: str) -> Iterator[str]:
+        """Options that wait for a step the run does not have: allowed, since runs are shortened to try them."""
+        for path, every, consequence in (
+            ("validation.every_steps", self.validation.every_steps, "the only validations are those before and after"),
+            (
+                "run.checkpoint_every_steps",
+                self.run.checkpoint_every_steps,
+                "the only checkpoint is the one at the end",
+            ),
+        ):
+            if every > num_steps:
+                yield f"{path} = {every} is above {limit}: {consequence}."
+        yield from unreached_schedule(self.trainer, num_steps)
 
 
 def _divisors(number: int, most: int = 12) -> list[int]:
@@ -191,7 +264,7 @@ def _divisors(number: int, most: int = 12) -> list[int]:
     return list(islice(small, most))
 
 
-def _unreached_schedule(trainer: TorchTrainerOptions, num_optimizer_steps: int) -> Iterator[str]:
+def unreached_schedule(trainer: AdamWOptions, num_optimizer_steps: int) -> Iterator[str]:
     """What of the optimizer needs a second step."""
     if trainer.lr_schedule != "constant" and num_optimizer_steps - trainer.warmup_steps <= 1:
         yield (
@@ -204,9 +277,10 @@ def _unreached_schedule(trainer: TorchTrainerOptions, num_optimizer_steps: int) 
             yield f"trainer.{name} = {value:g} cannot act in a run of one optimizer step: AdamW corrects the first one for it."
 
 
-def _warmup_fits(trainer: TorchTrainerOptions, num_optimizer_steps: int, product: str) -> Iterator[Problem]:
-    if trainer.warmup_steps >= num_optimizer_steps:
+def warmup_fits(table: str, options: AdamWOptions, num_optimizer_steps: int, product: str) -> Iterator[Problem]:
+    """A warmup that would outlast the run."""
+    if options.warmup_steps >= num_optimizer_steps:
         yield Problem(
-            "trainer.warmup_steps",
-            f"must be below the run's {num_optimizer_steps} optimizer steps ({product}), got {trainer.warmup_steps}.",
+            f"{table}.warmup_steps",
+            f"must be below the run's {num_optimizer_steps} optimizer steps ({product}), got {options.warmup_steps}.",
         )

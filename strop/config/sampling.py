@@ -1,14 +1,12 @@
-"""Options of sampling, scoring and evaluation."""
+"""Options of sampling and scoring."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from strop.config.base import Idle, Options, Problem
-from strop.config.data import DataOptions
+from strop.config.base import Options
 
 
 class RolloutOptions(Options):
@@ -96,40 +94,3 @@ RewardOptions = Annotated[
     | SlimeRewardOptions,
     Field(discriminator="kind"),
 ]
-
-
-class EvalOptions(Options):
-    """Held-out prompts, answered greedily and by sampling, before the first step, every so often, and after the last."""
-
-    data: DataOptions | None = Field(default=None, description="The held-out prompts; none means no evaluation.")
-    every_steps: int = Field(
-        default=0, ge=0, description="Evaluate after every so many steps; 0 means only before and after."
-    )
-    greedy: bool = Field(default=True, description="Score the greedy answer to each prompt.")
-    num_samples: int = Field(default=1, ge=0, description="Sampled answers to each prompt; 0 means none.")
-    temperature: float = Field(default=1.0, ge=1e-3, description="Temperature of the sampled answers.")
-    top_p: float = Field(
-        default=1.0, gt=0, le=1, description="Keep the likeliest tokens up to this probability; 1 keeps all."
-    )
-    top_k: int = Field(default=0, ge=0, description="Keep so many likeliest tokens; 0 keeps all.")
-    max_response_tokens: int | None = Field(
-        default=None, ge=1, description="Length limit; none means rollout.max_response_tokens."
-    )
-
-    def problems(self) -> Iterator[Problem]:
-        if self.data is not None and not self.greedy and self.num_samples == 0:
-            yield Problem("num_samples", "must be above 0 when eval.greedy = false, got 0: nothing would be evaluated.")
-
-    def idle(self) -> Iterator[Idle]:
-        if self.data is None:
-            for name in type(self).model_fields:
-                if name != "data":
-                    yield Idle(name, "cannot act without eval.data")
-            return
-        yield Idle("data.shuffle", "cannot act: an evaluation takes all prompts, whatever their order")
-        if self.num_samples == 0:
-            for name in ("temperature", "top_p", "top_k"):
-                yield Idle(name, "is only used for sampled answers, and eval.num_samples = 0")
-        elif self.top_k == 1:
-            for name in ("temperature", "top_p"):
-                yield Idle(name, "cannot act with eval.top_k = 1: the likeliest token is taken each time")

@@ -32,10 +32,9 @@ class TorchEngineOptions(Options):
     )
 
 
-class TorchTrainerOptions(Options):
-    """AdamW in this process. Schedules count optimizer steps."""
+class AdamWOptions(Options):
+    """AdamW and its learning rate. Schedules count optimizer steps."""
 
-    kind: Literal["torch"] = "torch"
     lr: float = Field(default=1e-6, ge=1e-12, description="Peak learning rate.")
     lr_schedule: Literal["constant", "linear", "cosine"] = Field(
         default="constant", description="From the peak to 0 over the run, or constant."
@@ -55,6 +54,15 @@ class TorchTrainerOptions(Options):
         allow_inf_nan=True,
         description="Gradients are scaled down to this global norm; inf means never.",
     )
+
+    def problems(self) -> Iterator[Problem]:
+        yield from not_negligible("weight_decay", self.weight_decay)
+
+
+class TorchTrainerOptions(AdamWOptions):
+    """AdamW in this process. Schedules count optimizer steps."""
+
+    kind: Literal["torch"] = "torch"
     max_tokens_per_micro_batch: int = Field(
         default=4096,
         ge=1,
@@ -70,9 +78,6 @@ class TorchTrainerOptions(Options):
         le=1024,
         description="CPU threads of torch; none, or more than there are cores, means all that this process may use.",
     )
-
-    def problems(self) -> Iterator[Problem]:
-        yield from not_negligible("weight_decay", self.weight_decay)
 
     def warnings(self) -> Iterator[str]:
         if self.warmup_steps == 1 and self.lr_schedule == "constant":
@@ -98,13 +103,16 @@ class GuardOptions(Options):
 
 
 class RunOptions(Options):
-    """How long to train and where to write."""
+    """Where to write, and what."""
 
     folder: str = Field(default="runs/{name}", description="The run folder; {name} stands for the config file's name.")
-    num_steps: int = Field(
-        default=100, ge=1, description="Batches of rollouts (strop train) or optimizer steps (strop sft)."
-    )
     overwrite: bool = Field(default=False, description="Replace a run that is in the folder already.")
+    checkpoint_every_steps: int = Field(
+        default=0,
+        ge=0,
+        description="Write a checkpoint after every so many steps, and when the run stops; 0 means never.",
+    )
+    keep_checkpoints: int = Field(default=2, ge=1, description="How many of the newest checkpoints stay.")
 
     def problems(self) -> Iterator[Problem]:
         rest = self.folder.replace("{name}", "")
@@ -116,18 +124,31 @@ class RunOptions(Options):
                 f"must have no braces but {{name}}, got {self.folder!r}: only {{name}} is replaced, by the config file's name.",
             )
 
+    def idle(self) -> Iterator[Idle]:
+        if self.checkpoint_every_steps == 0:
+            yield Idle("keep_checkpoints", "is only used when run.checkpoint_every_steps is above 0")
+
 
 class TrainRunOptions(RunOptions):
     """How long to train, where and what to write."""
 
-    checkpoint_every_steps: int = Field(
-        default=0,
-        ge=0,
-        description="Write a checkpoint after every so many steps, and when the run stops; 0 means never.",
-    )
-    keep_checkpoints: int = Field(default=2, ge=1, description="How many of the newest checkpoints stay.")
+    num_steps: int = Field(default=100, ge=1, description="Batches of rollouts.")
     save_rollouts: bool = Field(default=True, description="Write sampled texts and scores to rollouts/.")
 
+
+class SFTRunOptions(RunOptions):
+    """How long to imitate, where and what to write."""
+
+    num_epochs: int = Field(
+        default=1, ge=1, description="Passes over the demonstrations; the last batch may be a smaller one."
+    )
+    num_steps: int | None = Field(
+        default=None,
+        ge=1,
+        description="Optimizer steps, each on a whole batch; none means as many as num_epochs makes.",
+    )
+
     def idle(self) -> Iterator[Idle]:
-        if self.checkpoint_every_steps == 0:
-            yield Idle("keep_checkpoints", "is only used when run.checkpoint_every_steps is above 0")
+        yield from super().idle()
+        if self.num_steps is not None:
+            yield Idle("num_epochs", "cannot act beside run.num_steps, which says how long the run is")

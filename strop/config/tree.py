@@ -5,12 +5,14 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator
 from functools import cache
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
 from strop.config.base import Options
 from strop.config.foreign_names import OPTION_OF
+
+NAME = "NAME"  # stands for the name that a user gives a table, as in eval.sets.NAME.top_k
 
 
 class Leaf(NamedTuple):
@@ -38,6 +40,11 @@ def variants(annotation: Any) -> list[type[Options]]:
     return [found for part in get_args(annotation) for found in variants(part)]
 
 
+def is_named(annotation: Any) -> bool:
+    """True for tables under names that the user chooses: dict[str, SomeOptions]."""
+    return get_origin(annotation) is dict and bool(variants(annotation))
+
+
 @cache
 def leaves(root: type[Options]) -> tuple[Leaf, ...]:
     """Every option of a tree, variants of a union one after the other under the same path."""
@@ -50,12 +57,34 @@ def _walk(owner: type[Options], prefix: str) -> Iterator[Leaf]:
         if not below:
             yield Leaf(prefix + name, owner, field)
         for variant in below:
-            yield from _walk(variant, f"{prefix}{name}.")
+            yield from _walk(variant, f"{prefix}{name}.{NAME}." if is_named(field.annotation) else f"{prefix}{name}.")
 
 
 def paths_named(root: type[Options], name: str) -> list[str]:
-    """All paths that end in this leaf name."""
-    return list(dict.fromkeys(leaf.path for leaf in leaves(root) if leaf.name == name))
+    """All paths that end in this leaf name, but those in tables that a user names: they are always written whole."""
+    found = dict.fromkeys(leaf.path for leaf in leaves(root) if leaf.name == name)
+    return [path for path in found if f".{NAME}." not in path]
+
+
+@cache
+def _named_tables(root: type[Options]) -> tuple[str, ...]:
+    """Paths below which tables have names of the user's."""
+    return tuple(dict.fromkeys(path.partition(f".{NAME}.")[0] for path in paths(root) if f".{NAME}." in path))
+
+
+def named(root: type[Options], path: str) -> str | None:
+    """The table with a name of the user's that a path is or lies in: eval.sets.aime of eval.sets.aime.top_k."""
+    for table in _named_tables(root):
+        name = path.removeprefix(f"{table}.").partition(".")[0]
+        if path.startswith(f"{table}.") and name:
+            return f"{table}.{name}"
+    return None
+
+
+def general(root: type[Options], path: str) -> str:
+    """A path as it is in the tree, with the names of the user's replaced: eval.sets.NAME.top_k."""
+    table = named(root, path)
+    return path if table is None else f"{table.rpartition('.')[0]}.{NAME}{path.removeprefix(table)}"
 
 
 def paths(root: type[Options]) -> list[str]:
@@ -74,9 +103,15 @@ def union_tables(root: type[Options]) -> set[str]:
     return {leaf.path.rpartition(".")[0] for leaf in leaves(root) if leaf.name == "kind" and leaf.kind is not None}
 
 
+def is_union(root: type[Options], table: str) -> bool:
+    """True for the path of a table that comes in variants."""
+    return general(root, table) in union_tables(root)
+
+
 def kinds(root: type[Options], table: str) -> list[str]:
     """The kinds that a table may be of, in the order of its union."""
-    return list(dict.fromkeys(str(leaf.kind) for leaf in leaves(root) if leaf.path == f"{table}.kind"))
+    path = general(root, f"{table}.kind")
+    return list(dict.fromkeys(str(leaf.kind) for leaf in leaves(root) if leaf.path == path))
 
 
 def _prefixes(path: str) -> Iterator[str]:
@@ -87,11 +122,16 @@ def _prefixes(path: str) -> Iterator[str]:
 def explain_unknown(root: type[Options], path: str, kind: str | None = None) -> str:
     """What to say of an option that does not exist: where its name is valid, or the nearest that is. `kind`: of the table
     that it was written in, where tables like that come in several."""
+    table, told = named(root, path), _explain(root, general(root, path), kind)
+    return told if table is None else told.replace(f"{table.rpartition('.')[0]}.{NAME}", table)
+
+
+def _explain(root: type[Options], path: str, kind: str | None) -> str:
     fixed = path.replace("-", "_")
     if fixed != path and (fixed in paths(root) or fixed in tables(root)):
         return f"Write it with underscores: {fixed}."
     name = fixed.rpartition(".")[2]
-    owners = [leaf for leaf in leaves(root) if leaf.name == name]
+    owners = [leaf for leaf in leaves(root) if leaf.name == name and _may_be_meant(leaf.path, path)]
     same_place = [leaf for leaf in owners if leaf.path == fixed]
     if same_place:
         kinds = " or ".join(f'kind = "{leaf.kind}"' for leaf in same_place)
@@ -117,7 +157,7 @@ def explain_unknown(root: type[Options], path: str, kind: str | None = None) -> 
 def _nearest(root: type[Options], path: str) -> list[str]:
     """The options or tables that a path was likeliest meant for; of one last name, all that have it."""
     table, _, name = path.rpartition(".")
-    everything = list(dict.fromkeys([*paths(root), *tables(root)]))
+    everything = [p for p in dict.fromkeys([*paths(root), *tables(root)]) if _may_be_meant(p, path)]
     siblings = [p for p in everything if table and p.rpartition(".")[0] == table]
     near = difflib.get_close_matches(path, siblings, n=1, cutoff=0.6)
     near = near or [p for p in everything if name in _with_underscores(p)]
@@ -126,6 +166,11 @@ def _nearest(root: type[Options], path: str) -> list[str]:
     names = dict.fromkeys(p.rpartition(".")[2] for p in everything)
     matches = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
     return [p for p in everything if p.rpartition(".")[2] in matches]
+
+
+def _may_be_meant(path: str, written: str) -> bool:
+    """Options of tables that a user names are meant only by who writes such a name."""
+    return NAME not in path.split(".") or NAME in written.split(".")
 
 
 def _with_underscores(path: str) -> list[str]:
@@ -146,17 +191,31 @@ def flatten(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
 def walk(options: Options, prefix: str = "") -> Iterator[tuple[str, Options]]:
     """The options objects of a config with their paths ("" for the root), outermost first."""
     yield prefix, options
+    for name, table in tables_in(options):
+        yield from walk(table, f"{prefix}.{name}" if prefix else name)
+
+
+def tables_in(options: Options) -> Iterator[tuple[str, Options]]:
+    """The tables directly below one of a config; those with names of the user's as sets.aime."""
     for name, value in options:
         if isinstance(value, Options):
-            yield from walk(value, f"{prefix}.{name}" if prefix else name)
+            yield name, value
+        elif is_named(type(options).model_fields[name].annotation):
+            yield from ((f"{name}.{own}", table) for own, table in value.items())
+
+
+def options_in(options: Options) -> Iterator[tuple[str, Any]]:
+    """The options of one table of a config, without the tables below it."""
+    for name, value in options:
+        if not isinstance(value, Options) and not is_named(type(options).model_fields[name].annotation):
+            yield name, value
 
 
 def _set_options(options: Options) -> Iterator[tuple[str, Options, str]]:
     """Path, table and name of every option that this config has."""
     for prefix, table in walk(options):
-        for name, value in table:
-            if not isinstance(value, Options):
-                yield f"{prefix}.{name}" if prefix else name, table, name
+        for name, _ in options_in(table):
+            yield f"{prefix}.{name}" if prefix else name, table, name
 
 
 def values(options: Options) -> dict[str, Any]:
@@ -174,10 +233,9 @@ def defaults(options: Options) -> dict[str, Any]:
 
 def leaf_of(options: Options, path: str) -> Leaf:
     """An option of this config as it is in the tree, of the variant that the config has."""
-    *tables_above, name = path.split(".")
-    for part in tables_above:
-        options = getattr(options, part)
-    return Leaf(path, type(options), type(options).model_fields[name])
+    table, _, name = path.rpartition(".")
+    owner = type(dict(walk(options))[table])
+    return Leaf(path, owner, owner.model_fields[name])
 
 
 def described(options: Options, path: str) -> str:

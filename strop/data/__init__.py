@@ -1,6 +1,7 @@
 """Prompt sources, chat templates, and batches: rollouts to tensors."""
 
 from strop.data.batch import Batch, build_batch, demonstration_batch
+from strop.data.conversations import special_ids
 from strop.data.cursor import PromptCursor
 from strop.data.demonstrations import Demonstration, load_demonstrations
 from strop.data.sources import LoadedPrompts, load_prompts
@@ -14,4 +15,5 @@ __all__ = [
     "demonstration_batch",
     "load_demonstrations",
     "load_prompts",
+    "special_ids",
 ]

@@ -38,6 +38,8 @@ class Batch:
     names: tuple[str, ...]  # [S], how messages call a sequence
     old_logprobs: Tensor | None = None  # float32; None where the step's own logprobs serve
     ref_logprobs: Tensor | None = None  # float32
+    old_values: Tensor | None = None  # float32, of the critic before the batch's first update
+    returns: Tensor | None = None  # float32, what the critic learns to foresee
     selected: Tensor | None = None  # bool, what the policy loss singles out, decided over a whole step
     measures_gap: bool = True  # False where the policy has moved since it could be compared with the sampler
 

@@ -36,9 +36,9 @@ def encode_prompt(
     length = len(prompt) if isinstance(prompt, str) else sum(len(message["content"]) for message in prompt)
     if length > MAX_PROMPT_CHARS:
         raise DataError(f"{where}: the prompt must have at most {MAX_PROMPT_CHARS} characters, got {length}.")
-    if _is_templated(tokenizer, prompt, chat, where):
+    if is_templated(tokenizer, prompt, chat, where):
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
-        text = _render(tokenizer, _with_system(messages, system_prompt, where), where)
+        text = render(tokenizer, with_system(messages, system_prompt, where), where, add_generation_prompt=True)
         tokens = tokenizer.encode(text, add_special_tokens=False)
     elif system_prompt is not None:
         raise ConfigError(
@@ -70,7 +70,13 @@ def _check_prompt(prompt: Any, where: str) -> None:
         raise DataError(f"{where}: the last message is the assistant's. A prompt ends before the answer.")
 
 
-def _is_templated(tokenizer: Any, prompt: Any, chat: str, where: str) -> bool:
+def is_templated(tokenizer: Any, prompt: Any, chat: str, where: str) -> bool:
+    """Whether a prompt, text or messages, goes through the tokenizer's chat template.
+
+    Raises:
+        ConfigError: `chat` cannot be obeyed.
+        DataError: it is messages, and there is no template.
+    """
     is_text, has_template = isinstance(prompt, str), bool(tokenizer.chat_template)
     if chat == "never":
         if not is_text:
@@ -88,7 +94,8 @@ def _is_templated(tokenizer: Any, prompt: Any, chat: str, where: str) -> bool:
     return has_template
 
 
-def _with_system(messages: list[dict[str, Any]], system_prompt: str | None, where: str) -> list[dict[str, Any]]:
+def with_system(messages: list[dict[str, Any]], system_prompt: str | None, where: str) -> list[dict[str, Any]]:
+    """The messages after a system message; one that brings its own is a DataError."""
     if system_prompt is None:
         return messages
     if messages[0]["role"] == "system":
@@ -99,9 +106,10 @@ def _with_system(messages: list[dict[str, Any]], system_prompt: str | None, wher
     return [{"role": "system", "content": system_prompt}, *messages]
 
 
-def _render(tokenizer: Any, messages: list[dict[str, Any]], where: str) -> str:
+def render(tokenizer: Any, messages: list[dict[str, Any]], where: str, *, add_generation_prompt: bool) -> str:
+    """The messages as text, with the head of the assistant's next turn at the end or without."""
     try:
-        return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=add_generation_prompt)
     except Exception as error:  # a template may raise anything, most often that it knows no such role
         raise DataError(f"{where}: the chat template refuses the prompt, {error}") from error
 

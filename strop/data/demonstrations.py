@@ -1,13 +1,15 @@
-"""Demonstrations for supervised fine-tuning: a prompt and the response to learn, as one sequence of tokens."""
+"""Demonstrations for supervised fine-tuning: one sequence of tokens each, and which of them are learned."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from typing import Any
 
 from strop.config.data import DemonstrationOptions
 from strop.data.chat import encode_prompt
-from strop.data.files import Row, read_jsonl
+from strop.data.conversations import encode_conversation
+from strop.data.files import Row, read_jsonl, read_parquet
 from strop.types import ConfigError, DataError
 
 
@@ -20,45 +22,107 @@ class Demonstration:
     """
 
     row: int  # its place in the file, counted from 0
-    tokens: tuple[int, ...]  # the prompt's, then the response's, the end token last
-    response_mask: tuple[bool, ...]  # True for the response's tokens, the end token among them
+    tokens: tuple[int, ...]
+    response_mask: tuple[bool, ...]  # True for what is learned, the end token of a response or turn among it
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedDemonstrations:
-    """The demonstrations of a file, demonstrations[i].row == i."""
+    """The demonstrations of a file, in its order."""
 
     demonstrations: tuple[Demonstration, ...]
     num_skipped: int  # broken lines that were left out because data.skip_bad_lines asked for it
+    num_dropped: int = 0  # longer than allowed, left out
+    num_truncated: int = 0  # longer than allowed, cut
 
 
-def load_demonstrations(options: DemonstrationOptions, tokenizer: Any) -> LoadedDemonstrations:
+def load_demonstrations(
+    options: DemonstrationOptions,
+    tokenizer: Any,
+    *,
+    table: str = "data",
+    max_positions: int | None = None,
+    watch: Callable[[list[Row]], Iterable[Row]] | None = None,
+) -> LoadedDemonstrations:
     """Read demonstrations and tokenise them.
 
     Args:
-        options: the table `data` of the config of `strop sft`.
+        options: the table of the config of `strop sft`.
         tokenizer: a Hugging Face tokenizer with an end token.
-
-    Returns:
-        The demonstrations in the order of the file.
+        table: its name, for messages.
+        max_positions: tokens that the model can read; None means no limit.
+        watch: hands on the rows one by one, and may show how far it is.
 
     Raises:
-        ConfigError: the tokenizer has no end token, or an option does not fit it.
-        DataError: the file or a row is broken; the message names file and physical line.
+        ConfigError: the tokenizer has no end token, or an option does not fit it or the model.
+        DataError: the file or a row is broken, or a row is too long; the message names file and physical line.
     """
     if tokenizer.eos_token_id is None:
         raise ConfigError(
             "model.path must have a tokenizer with an end token, got one without. "
             "A model that never learns to end would answer up to the length limit."
         )
-    rows, num_skipped = read_jsonl(options.path, skip_bad_lines=options.skip_bad_lines)
-    found = tuple(_demonstration(number, row, options, tokenizer) for number, row in enumerate(rows))
-    return LoadedDemonstrations(found, num_skipped)
+    limit = _limit(options, table, max_positions)
+    num_skipped = 0
+    if options.kind == "jsonl":
+        rows, num_skipped = read_jsonl(options.path, skip_bad_lines=options.skip_bad_lines)
+    else:
+        rows = read_parquet(options.path)
+    rows = rows[: options.max_rows]
+    kept: list[Demonstration] = []
+    num_truncated = 0
+    for number, row in enumerate(rows if watch is None else watch(rows)):
+        found = _demonstration(number, row, options, table, tokenizer)
+        fitting = _fitted(found, limit, options, table, row.where)
+        if fitting is not None:
+            kept.append(fitting)
+            num_truncated += fitting is not found
+    if not kept:
+        raise DataError(
+            f"{options.path}: none of the {len(rows)} rows is left: what is learned of each begins after {limit} tokens. "
+            f"Raise {table}.max_length_tokens."
+        )
+    return LoadedDemonstrations(tuple(kept), num_skipped, len(rows) - len(kept), num_truncated)
 
 
-def _demonstration(number: int, row: Row, options: DemonstrationOptions, tokenizer: Any) -> Demonstration:
-    prompt = row.column(options.prompt_key, "data.prompt_key")
-    response = row.column(options.response_key, "data.response_key")
+def _limit(options: DemonstrationOptions, table: str, max_positions: int | None) -> int | None:
+    given = options.max_length_tokens
+    if given is not None and max_positions is not None and given > max_positions:
+        raise ConfigError(
+            f"{table}.max_length_tokens must be at most the model's {max_positions} positions, got {given}."
+        )
+    return max_positions if given is None else given
+
+
+def _demonstration(number: int, row: Row, options: DemonstrationOptions, table: str, tokenizer: Any) -> Demonstration:
+    if row.values.get(options.messages_key) is None:
+        return _answer(number, row, options, table, tokenizer)
+    if row.values.get(options.response_key) is not None:
+        raise DataError(
+            f"{row.where}: has a conversation ({options.messages_key!r}) and a response ({options.response_key!r}). "
+            f"Name in {table}.messages_key or {table}.response_key a column that is not there."
+        )
+    tokens, mask = encode_conversation(
+        tokenizer,
+        row.values[options.messages_key],
+        train_on=options.train_on,
+        chat=options.chat,
+        system_prompt=options.system_prompt,
+        where=row.where,
+    )
+    return Demonstration(number, tokens, mask)
+
+
+def _answer(number: int, row: Row, options: DemonstrationOptions, table: str, tokenizer: Any) -> Demonstration:
+    """A prompt, and the response after it; with train_on = "all" the prompt is learned too."""
+    if not {options.messages_key, options.prompt_key, options.response_key} & row.values.keys():
+        there = ", ".join(map(repr, row.values)) or "none"
+        raise DataError(
+            f"{row.where}: has neither a conversation nor a prompt: no key {options.messages_key!r} ({table}.messages_key), "
+            f"no key {options.prompt_key!r} ({table}.prompt_key). Its keys: {there}."
+        )
+    prompt = row.column(options.prompt_key, f"{table}.prompt_key")
+    response = row.column(options.response_key, f"{table}.response_key")
     if not isinstance(response, str) or not response:
         given = "empty text" if response == "" else type(response).__name__
         raise DataError(f"{row.where}: the response ({options.response_key!r}) must be text, got {given}.")
@@ -68,4 +132,22 @@ def _demonstration(number: int, row: Row, options: DemonstrationOptions, tokeniz
         raise DataError(f"{row.where}: the response {response!r} has no tokens.")
     if tail[-1] != tokenizer.eos_token_id:
         tail = (*tail, tokenizer.eos_token_id)
-    return Demonstration(number, head + tail, (False,) * len(head) + (True,) * len(tail))
+    return Demonstration(number, head + tail, (options.train_on == "all",) * len(head) + (True,) * len(tail))
+
+
+def _fitted(
+    found: Demonstration, limit: int | None, options: DemonstrationOptions, table: str, where: str
+) -> Demonstration | None:
+    """The demonstration if it is short enough, cut to the limit if that is asked for; None where it is left out."""
+    length = len(found.tokens)
+    if limit is None or length <= limit:
+        return found
+    if options.too_long == "error":
+        whose = "the model's positions" if options.max_length_tokens is None else f"{table}.max_length_tokens"
+        raise DataError(
+            f"{where}: the demonstration has {length} tokens and may have {limit} ({whose}). "
+            f'Set {table}.too_long = "drop" or "truncate", or shorten it.'
+        )
+    if options.too_long == "drop" or not any(found.response_mask[1:limit]):
+        return None
+    return replace(found, tokens=found.tokens[:limit], response_mask=found.response_mask[:limit])

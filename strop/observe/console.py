@@ -67,6 +67,7 @@ class TerminalConsole(QuietConsole):
         self._progress: Progress | None = None
         self._task: TaskID | None = None
         self._last_line = ""
+        self._shown = ("", 0)  # phase and total of the bar
 
     def note(self, text: str) -> None:
         self._console.print(escape(text))
@@ -96,7 +97,12 @@ class TerminalConsole(QuietConsole):
     @contextmanager
     def phase(self, name: str, total: int) -> Iterator[None]:
         if self._progress is not None and self._task is not None:
-            self._progress.reset(self._task, total=total, description=f"{name:<10}{self._last_line}")
+            description = f"{name:<10}{self._last_line}"
+            if self._shown == (name, total):  # the same bar goes on, and so does its clock
+                self._progress.update(self._task, description=description)
+            else:
+                self._progress.reset(self._task, total=total, description=description)
+            self._shown = (name, total)
         with super().phase(name, total):
             yield
 
@@ -127,6 +133,7 @@ _COLUMNS = (
     ("reward", "reward", ".3f"),
     ("loss", "loss", "+.4f"),
     ("nll", "nll", ".4f"),
+    ("val", "validation/loss", ".4f"),
     ("len", "response_tokens", ".1f"),
     ("cut", "truncated", ".0%"),
     ("entropy", "entropy", ".3f"),
@@ -141,5 +148,5 @@ _COUNTS = (  # shown where there are any
     ("left out", "reward/num_excluded"),
     ("groups of one", "groups_of_one"),
 )
-_LIVE = ("reward", "nll", "tokens_per_second")  # beside the bar
-_PHASES = ("sample", "score", "logprobs", "train", "eval")
+_LIVE = ("reward", "nll", "validation/loss", "tokens_per_second")  # beside the bar
+_PHASES = ("sample", "score", "logprobs", "train", "eval", "validation")

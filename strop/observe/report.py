@@ -22,10 +22,11 @@ td { white-space: pre-wrap; overflow-wrap: anywhere; }
 """
 _FIRST = (
     "reward",
-    "eval/sampled_reward",
-    "eval/greedy_reward",
+    "eval/",
     "loss",
     "nll",
+    "validation/loss",
+    "validation/perplexity",
     "entropy",
     "response_tokens",
     "truncated",
@@ -51,18 +52,27 @@ def write_report(
 def _names(metrics: Sequence[Mapping[str, float]]) -> list[str]:
     """Metrics in the order in which people look at them."""
     found = dict.fromkeys(name for row in metrics for name in row if name != "step")
-    return [n for n in _FIRST if n in found] + sorted(n for n in found if n not in _FIRST)
+    shown = [n for n in found if not n.endswith(("_reward_low", "_reward_high"))]  # the band of another curve
+    ordered = [n for first in _FIRST for n in shown if n == first or (first.endswith("/") and n.startswith(first))]
+    return ordered + sorted(n for n in shown if n not in ordered)
 
 
 def _curve(name: str, metrics: Sequence[Mapping[str, float]]) -> str:
-    points = [(row["step"], row[name]) for row in metrics if name in row and math.isfinite(row[name])]
-    if not points:
+    rows = [row for row in metrics if name in row and math.isfinite(row[name])]
+    if not rows:
         return ""
-    steps, values = [p[0] for p in points], [p[1] for p in points]
-    low, high = min(values), max(values)
+    steps, values = [row["step"] for row in rows], [row[name] for row in rows]
+    lows, highs = zip(*(_band(row, name) for row in rows), strict=True)
+    low, high = min(lows), max(highs)
     width, height = max(steps[-1] - steps[0], 1), (high - low) or 1.0
-    places = [(300 * (s - steps[0]) / width, 96 - 92 * (v - low) / height) for s, v in points]
-    path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
+
+    def places_of(values: Sequence[float]) -> list[tuple[float, float]]:
+        across = (300 * (step - steps[0]) / width for step in steps)
+        return [(x, 96 - 92 * (v - low) / height) for x, v in zip(across, values, strict=True)]
+
+    places, path = places_of(values), _path(places_of(values))
+    area = _path(places_of(lows) + places_of(highs)[::-1]) if lows != highs else ""
+    band = f"<polygon points='{area}' fill='#b4552d' fill-opacity='.15'/>" if area else ""
     dots = (
         "".join(f"<circle cx='{x:.1f}' cy='{y:.1f}' r='2' fill='#b4552d'/>" for x, y in places)
         if len(places) < 40
@@ -70,11 +80,21 @@ def _curve(name: str, metrics: Sequence[Mapping[str, float]]) -> str:
     )
     return (
         f"<figure><figcaption><b>{html.escape(name)}</b><span>{values[0]:.4g} &rarr; {values[-1]:.4g}</span></figcaption>"
-        f"<svg viewBox='0 0 300 100' preserveAspectRatio='none'><polyline points='{path}' fill='none' stroke='#b4552d' "
+        f"<svg viewBox='0 0 300 100' preserveAspectRatio='none'>{band}<polyline points='{path}' fill='none' stroke='#b4552d' "
         f"stroke-width='1.5' vector-effect='non-scaling-stroke'/>{dots}</svg>"
         f"<figcaption><span>steps {steps[0]:g}&ndash;{steps[-1]:g}</span><span>{low:.4g} &hellip; {high:.4g}</span>"
         "</figcaption></figure>"
     )
+
+
+def _path(places: Sequence[tuple[float, float]]) -> str:
+    return " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
+
+
+def _band(row: Mapping[str, float], name: str) -> tuple[float, float]:
+    """The 95 % interval of a value, where the row has one that is finite; else the value itself."""
+    ends = (row.get(f"{name}_low", math.nan), row.get(f"{name}_high", math.nan))
+    return ends if all(map(math.isfinite, ends)) else (row[name], row[name])
 
 
 def _samples(rollouts: Path | None, count: int = 12) -> str:

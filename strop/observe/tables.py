@@ -1,11 +1,9 @@
-"""Tables for the terminal: options with their origins, and evaluations."""
+"""Tables for the terminal: options with their origins, and audits."""
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from itertools import groupby
 from typing import Any
 
@@ -17,7 +15,6 @@ from rich.table import Table
 from strop.config import SFTConfig, TrainConfig
 from strop.config.render import said_of
 from strop.config.tree import described, values
-from strop.types import Rollout
 
 
 def print_options(config: TrainConfig | SFTConfig) -> None:
@@ -39,26 +36,6 @@ def print_options(config: TrainConfig | SFTConfig) -> None:
         meaning = [f"[dim]{escape(described(config, path))}[/dim]"] if with_meaning else []
         table.add_row(path, f"[{style}]{escape(shown)}[/{style}]", escape(origin), *meaning)
     console.print(table)
-
-
-def print_evaluation(
-    scores: Mapping[str, Any], rollouts: Sequence[Rollout], *, title: str, show: int, as_json: bool
-) -> None:
-    """Scores of an evaluation and the first answers, as tables or as one JSON object."""
-    console = Console(highlight=False)
-    if as_json:
-        console.print_json(json.dumps({name: asdict(score) for name, score in scores.items()}))
-        return
-    table = Table("answers", "reward", "tokens", "cut off", "prompts", title=f"{title}", title_justify="left")
-    for name, s in scores.items():
-        reward = f"{s.reward:.3f} +- {s.margin:.3f}"
-        table.add_row(name, reward, f"{s.response_tokens:.1f}", f"{s.truncated:.1%}", str(s.num_prompts))
-    console.print(table)
-    if show:
-        answers = Table("prompt", "answer", "label", "reward")
-        for r in rollouts[:show]:
-            answers.add_row(*(escape(str(x)) for x in (r.prompt.text, r.text, r.prompt.label, r.reward)))
-        console.print(answers)
 
 
 def print_audit(findings: Sequence[Any]) -> None:

@@ -4,7 +4,9 @@ Every public function is a name of this package: `strop.ops.gspo`, `strop.ops.rl
 """
 
 from strop.ops.advantages import (
+    EstimatedAdvantages,
     discounted_returns,
+    gae,
     gdpo,
     group_advantages,
     last_token_rewards,
@@ -41,11 +43,13 @@ from strop.ops.policy_loss import (
     sapo,
     topr,
 )
+from strop.ops.value_loss import value_loss
 from strop.ops.weights import token_weights
 
 __all__ = [
     "DEFAULT_MAX_DIVERGENCE",
     "MAX_LOG_RATIO",
+    "EstimatedAdvantages",
     "LinearLogprobs",
     "TokenLoss",
     "aspo",
@@ -56,6 +60,7 @@ __all__ = [
     "discounted_returns",
     "dppo",
     "dual_clipped",
+    "gae",
     "gdpo",
     "gmpo",
     "group_advantages",
@@ -83,6 +88,7 @@ __all__ = [
     "token_weights",
     "topr",
     "truncate",
+    "value_loss",
     "veto",
     "whiten",
 ]

@@ -77,6 +77,16 @@ def marked_answer(text: str) -> str | None:
     return _first_answer(after) if mark else None
 
 
+def final_answer(text: str) -> str | None:
+    r"""The marked answer without its dress; None if none is marked.
+
+    >>> final_answer(r"so \boxed{$\text{even}$}")
+    'even'
+    """
+    marked = marked_answer(text)
+    return None if marked is None else _plain(marked)
+
+
 def _last_boxed(text: str) -> str | None:
     start = min((place for place in (text.find(r"\boxed"), text.find(r"\fbox")) if place >= 0), default=None)
     if start is None:

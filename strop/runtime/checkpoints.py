@@ -89,7 +89,7 @@ def _faults(path: Path, *, reads_files: bool) -> Iterator[str]:
     try:
         state = json.loads((path / _STATE).read_text())
         files, written = dict(state["files"]), state.pop("sha256")
-        _ = [state[name] for name in ("step", "cursor", "objective", "prompts", "config", "num_steps")]
+        _ = [state[name] for name in ("step", "cursor", "config", "num_steps")]
     except FileNotFoundError:
         yield f"{_STATE} is missing"
         return

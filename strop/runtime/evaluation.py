@@ -1,32 +1,31 @@
-"""Held-out prompts, answered greedily and by sampling."""
+"""Sets of held-out prompts, answered greedily and by sampling."""
 
 from __future__ import annotations
 
 import asyncio
-import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from strop import interrupts
-from strop.config import EvalOptions
+from strop.config import EvalSetOptions, RewardOptions, TrainConfig
+from strop.config.evaluation import metric_prefix
 from strop.observe.console import Console
-from strop.rewards import Scorer
+from strop.rewards import Scorer, answer_key
 from strop.rollout import mix_seed, sample_group
 from strop.rollout.single_turn import Decode
+from strop.runtime.scores import Score, score_answers
 from strop.types import Engine, Prompt, Rollout, Sampling
 
 
 @dataclass(frozen=True)
-class Score:
-    """Mean reward over prompts, with the half width of its 95 % confidence interval."""
+class HeldOut:
+    """A set of held-out prompts with everything that answering and scoring them takes."""
 
-    reward: float
-    margin: float  # 1.96 standard errors, prompts as the independent units
-    response_tokens: float
-    truncated: float
-    num_prompts: int
-    num_excluded: int
-    reward_of: dict[str, float]  # by source, where the data names sources
+    name: str  # "" for that of eval.data
+    options: EvalSetOptions  # with all values
+    reward: RewardOptions
+    prompts: tuple[Prompt, ...]
+    scorer: Scorer
 
 
 @dataclass(frozen=True)
@@ -34,47 +33,56 @@ class Evaluation:
     """What the policy did on the held-out prompts after `step` steps."""
 
     step: int
-    scores: dict[str, Score]  # "greedy", "sampled"
-    rollouts: tuple[Rollout, ...]
+    scores: dict[str, Score]  # "greedy" and "sampled" for eval.data, "NAME/greedy" and "NAME/sampled" for a named set
+    answers: dict[str, tuple[Rollout, ...]]  # by the name of the set, "" for eval.data
+
+    @property
+    def rollouts(self) -> tuple[Rollout, ...]:
+        """The answers of all sets, one set after the other."""
+        return tuple(rollout for answers in self.answers.values() for rollout in answers)
 
     def metrics(self) -> dict[str, float]:
+        """All numbers by their names in metrics.jsonl."""
         flat = {}
         for name, score in self.scores.items():
             flat |= {
                 f"eval/{name}_reward": score.reward,
+                f"eval/{name}_reward_low": score.low,
+                f"eval/{name}_reward_high": score.high,
                 f"eval/{name}_response_tokens": score.response_tokens,
                 f"eval/{name}_truncated": score.truncated,
             }
             flat |= {f"eval/{name}_reward/of/{source}": reward for source, reward in score.reward_of.items()}
+            prefix = metric_prefix(name.rpartition("/")[0])
+            flat |= {f"{prefix}pass@{k}": found.value for k, found in score.pass_at.items()}
+            flat |= {f"{prefix}maj@{k}": found.value for k, found in score.maj_at.items()}
         return flat
+
+    def line(self) -> str:
+        """The scores in one line for a reader."""
+        return "  ".join(_words(name, score) for name, score in self.scores.items())
+
+
+def _words(name: str, score: Score) -> str:
+    several = max(score.pass_at, default=1)
+    more = {f"pass@{several}": score.pass_at[several]} if several > 1 else {}
+    more |= {f"maj@{k}": found for k, found in score.maj_at.items()}
+    shown = "".join(f" {title} {found.value:.3f}" for title, found in more.items())
+    return f"{name} reward {score.reward:.3f} [{score.low:.3f}, {score.high:.3f}]{shown}"
 
 
 async def answer_all(
-    engine: Engine,
-    prompts: Sequence[Prompt],
-    scorer: Scorer,
-    options: EvalOptions,
-    *,
-    max_response_tokens: int,
-    stop_token_ids: tuple[int, ...],
-    seed: int,
-    step: int,
-    decode: Decode,
-    console: Console,
+    engine: Engine, sets: Sequence[HeldOut], config: TrainConfig, *, step: int, decode: Decode, console: Console
 ) -> Evaluation:
-    """Answer and score all prompts. The sampled answers use the same random streams at every call."""
-    limit = options.max_response_tokens or max_response_tokens
-    greedy = Sampling(temperature=0.0, max_response_tokens=limit, stop_token_ids=stop_token_ids)
-    sampled = Sampling(options.temperature, options.top_p, options.top_k, limit, stop_token_ids)
-    ways = {"greedy": (greedy, 1)} if options.greedy else {}
-    if options.num_samples:
-        ways["sampled"] = (sampled, options.num_samples)
-    done, scores, everything = 0, {}, []
-    with console.phase("eval", len(ways) * len(prompts)):
+    """Answer and score all prompts of all sets. The random streams of the sampled answers are their own, and the same at
+    every call: training draws from none of them."""
+    total = sum(len(held_out.prompts) * len(_ways(held_out, config)) for held_out in sets)
+    scores, answers, done = {}, {}, 0
+    with console.phase("eval", total):
 
         async def answer(prompt: Prompt, sampling: Sampling, count: int) -> tuple[Rollout, ...]:
             nonlocal done
-            seeds = [mix_seed(seed, prompt.row, i) for i in range(count)]
+            seeds = [mix_seed(config.seed, prompt.row, i) for i in range(count)]
             group = await sample_group(
                 engine, prompt, group_id=prompt.row, seeds=seeds, sampling=sampling, decode=decode
             )
@@ -82,36 +90,38 @@ async def answer_all(
             console.advance(done)
             return group.rollouts
 
-        for name, (sampling, count) in ways.items():
-            groups = await asyncio.gather(*(answer(prompt, sampling, count) for prompt in prompts))
-            with interrupts.interruptible():
-                rollouts = scorer([r for group in groups for r in group]).rollouts
-            scores[name] = _score(rollouts)
-            everything += rollouts
-    return Evaluation(step, scores, tuple(everything))
+        for held_out in sets:
+            answers[held_out.name] = ()
+            for way, (sampling, count) in _ways(held_out, config).items():
+                groups = await asyncio.gather(*(answer(prompt, sampling, count) for prompt in held_out.prompts))
+                with interrupts.interruptible():
+                    rollouts = held_out.scorer([r for group in groups for r in group]).rollouts
+                scores[f"{held_out.name}/{way}".removeprefix("/")] = score_answers(
+                    rollouts,
+                    num_samples=count if way == "sampled" else 0,
+                    success_reward=config.eval.success_reward,
+                    answer_key=answer_key(held_out.reward),
+                )
+                answers[held_out.name] += rollouts
+    return Evaluation(step, scores, answers)
 
 
-def _score(rollouts: Sequence[Rollout]) -> Score:
-    by_prompt: dict[int, list[float]] = {}
-    sources = {r.prompt.row: r.prompt.source for r in rollouts}
-    for r in rollouts:
-        if r.reward is not None:
-            by_prompt.setdefault(r.prompt.row, []).append(r.reward)
-    means = {row: sum(rewards) / len(rewards) for row, rewards in by_prompt.items()}
-    by_source: dict[str, list[float]] = {}
-    for row, mean in means.items():
-        source = sources[row]
-        if source is not None:
-            by_source.setdefault(source, []).append(mean)
-    count = len(means)
-    mean = sum(means.values()) / count if count else math.nan
-    variance = sum((m - mean) ** 2 for m in means.values()) / (count - 1) if count > 1 else 0.0
-    return Score(
-        reward=mean,
-        margin=1.96 * math.sqrt(variance / count) if count else math.nan,
-        response_tokens=sum(r.num_response_tokens for r in rollouts) / max(len(rollouts), 1),
-        truncated=sum(r.finish_reason == "length" for r in rollouts) / max(len(rollouts), 1),
-        num_prompts=count,
-        num_excluded=sum(r.reward is None for r in rollouts),
-        reward_of={source: sum(found) / len(found) for source, found in sorted(by_source.items())},
-    )
+def _ways(held_out: HeldOut, config: TrainConfig) -> Mapping[str, tuple[Sampling, int]]:
+    """How the prompts of a set are answered, and how often each way."""
+    options = held_out.options
+    limit, stop = response_limit(held_out.name, config)[1], config.rollout.stop_token_ids
+    ways = {}
+    if options.greedy:
+        ways["greedy"] = (Sampling(temperature=0.0, max_response_tokens=limit, stop_token_ids=stop), 1)
+    if options.num_samples:
+        sampled = Sampling(options.temperature or 1.0, options.top_p or 1.0, options.top_k or 0, limit, stop)
+        ways["sampled"] = (sampled, options.num_samples)
+    return ways
+
+
+def response_limit(set_name: str, config: TrainConfig) -> tuple[str, int]:
+    """The length limit of a set's answers, and the table that it stands in."""
+    own = config.eval.sets[set_name].max_response_tokens if set_name else None
+    places = ((f"eval.sets.{set_name}", own), ("eval", config.eval.max_response_tokens))
+    given = ((table, limit) for table, limit in places if limit is not None)
+    return next(given, ("rollout", config.rollout.max_response_tokens))

@@ -11,16 +11,17 @@ import torch
 from strop.algorithms import PolicyObjective, ScoredTokens
 from strop.data import Batch, build_batch
 from strop.runtime.session import Session
-from strop.types import RewardError, Rollout, StepMetrics
+from strop.types import Metric, RewardError, Rollout, StepMetrics
 
 
 def weigh(session: Session, rollouts: Sequence[Rollout]) -> Batch:
-    """The batch of all scored rollouts with the log-probabilities that the formula needs, then advantages over all of
-    them; only then those that do not enter the loss leave."""
+    """The batch of all scored rollouts with the log-probabilities and values that the formula needs, then advantages over
+    all of them; only then those that do not enter the loss leave."""
     scored = [r for r in rollouts if r.reward is not None]
     with session.console.phase("logprobs", 0):
         batch = _with_needed_logprobs(session, build_batch(scored, [0.0] * len(scored)))
-    advantages = session.objective.advantages(
+        values = None if session.critic is None else session.critic.values(batch)
+    advantages, returns = session.objective.advantages_and_returns(
         ScoredTokens(
             rewards=torch.tensor([r.reward for r in scored], dtype=torch.float64),
             group_ids=torch.tensor([r.group_id for r in scored], dtype=torch.int64),
@@ -30,9 +31,15 @@ def weigh(session: Session, rollouts: Sequence[Rollout]) -> Batch:
             reward_parts=_reward_parts(scored) if session.config.algorithm.advantage.kind == "gdpo" else None,
             old_logprobs=batch.old_logprobs,
             ref_logprobs=batch.ref_logprobs,
+            values=values,
         )
     )
-    batch = replace(batch, advantages=advantages.float())
+    batch = replace(
+        batch,
+        advantages=advantages.float(),
+        old_values=values,
+        returns=None if returns is None else returns.float(),
+    )
     if not session.config.algorithm.mask_truncated:
         return batch
     return batch.select([i for i, rollout in enumerate(scored) if rollout.finish_reason != "length"])
@@ -84,14 +91,33 @@ def learn(session: Session, batch: Batch) -> list[StepMetrics]:
     updates = session.config.algorithm.updates_per_batch
     with session.console.phase("train", updates):
         parts = _split(batch, session.step, session.config.rollout.prompts_per_step, updates)
-        with _all_or_nothing(session) if updates > 1 else nullcontext():
-            metrics, steps_before = [], session.trainer.num_steps
+        with _all_or_nothing(session) if updates > 1 or session.critic is not None else nullcontext():
+            metrics, steps_before = _explained_variance(batch), session.trainer.num_steps
             for done, part in enumerate(parts):
                 updates_done = session.trainer.num_steps - steps_before  # a part without trainable tokens makes none
                 ready = prepare_update(session.objective, part, updates_done=updates_done)
-                metrics.append(session.trainer.step(ready, session.objective))
+                if session.critic is not None:
+                    metrics.append(session.critic.step(ready))
+                if not learns_alone(session):
+                    metrics.append(session.trainer.step(ready, session.objective))
                 session.console.advance(done + 1)
     return metrics
+
+
+def learns_alone(session: Session) -> bool:
+    """True while only the critic learns."""
+    return session.critic is not None and session.step < session.config.critic.only_first_steps
+
+
+def _explained_variance(batch: Batch) -> list[StepMetrics]:
+    """1 - var(returns - values) / var(returns), the values being those of before the batch's updates: 1 for a critic that
+    foresaw everything, 0 for one that says the same of every token. Not said of returns that are all the same."""
+    if batch.old_values is None or batch.returns is None:
+        return []
+    returns, values = (tensor[batch.loss_mask].double() for tensor in (batch.returns, batch.old_values))
+    if returns.numel() < 2 or bool(returns.max() == returns.min()):
+        return []
+    return [{"explained_variance": Metric.mean(float(1 - (returns - values).var() / returns.var()), 1)}]
 
 
 def prepare_update(objective: PolicyObjective, part: Batch, *, updates_done: int) -> Batch:
@@ -118,11 +144,14 @@ def prepare_update(objective: PolicyObjective, part: Batch, *, updates_done: int
 def _all_or_nothing(session: Session) -> Iterator[None]:
     """A batch whose updates cannot all be made leaves the weights from before it, for the model that is then saved."""
     before = session.trainer.copy_weights()
+    critic_before = None if session.critic is None else session.critic.copy_weights()
     session.is_within_step = True
     try:
         yield
     except BaseException:
         session.trainer.put_back(before)
+        if session.critic is not None and critic_before is not None:
+            session.critic.put_back(critic_before)
         raise
     session.is_within_step = False
 

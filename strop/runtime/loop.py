@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 from strop.observe.metrics_file import append_metrics
 from strop.observe.rollout_file import write_rollouts
+from strop.runtime.best import take_best
 from strop.runtime.collect import collect
 from strop.runtime.evaluation import answer_all
-from strop.runtime.learning import learn, weigh
+from strop.runtime.learning import learn, learns_alone, weigh
 from strop.runtime.resume import save_checkpoint
 from strop.runtime.session import Session
 from strop.types import Rollout, StepMetrics, merge_metrics
@@ -17,13 +18,14 @@ from strop.types import Rollout, StepMetrics, merge_metrics
 async def train_steps(session: Session) -> None:
     """Make the steps that are left. A cancelled run stops between two steps, with everything of the last one written."""
     run = session.config.run
-    if session.step == 0:
+    if session.step == 0 and session.config.eval.at_start and not session.history:  # else it goes on from before step 1
         await evaluate_now(session)
+        record_start(session)
         session.console.phase_seconds.clear()
     while session.step < run.num_steps:
         rollouts, metrics = await collect(session)
         metrics = merge_metrics([metrics, *learn(session, weigh(session, rollouts))])
-        metrics |= session.objective.adapt(metrics)
+        metrics |= session.objective.adapt(metrics, follows=not learns_alone(session))
         await session.engine.update_weights(session.trainer.weights(), session.trainer.num_steps)
         session.step += 1
         if _is_due(session.step, session.config.algorithm.kl.refresh_steps) and session.objective.uses_reference:
@@ -40,6 +42,14 @@ async def train_steps(session: Session) -> None:
 
 def _is_due(step: int, every: int) -> bool:
     return every > 0 and step % every == 0
+
+
+def record_start(session: Session) -> None:
+    """The evaluation before the first step, if there is one, as the line of step 0."""
+    if session.evaluations:
+        flat = {"step": 0, **session.evaluations[-1].metrics()}
+        session.history.append(flat)
+        append_metrics(session.folder.metrics, flat)
 
 
 def record(session: Session, rollouts: Sequence[Rollout], metrics: StepMetrics) -> None:
@@ -63,23 +73,19 @@ def record(session: Session, rollouts: Sequence[Rollout], metrics: StepMetrics) 
 
 async def evaluate_now(session: Session) -> None:
     """Evaluate the policy as it is, if there is anything to evaluate on."""
-    if not session.eval_prompts:
+    if not session.held_out:
         return
-    config = session.config
     found = await answer_all(
         session.engine,
-        session.eval_prompts,
-        session.scorer,
-        config.eval,
-        max_response_tokens=config.rollout.max_response_tokens,
-        stop_token_ids=config.rollout.stop_token_ids,
-        seed=config.seed,
+        session.held_out,
+        session.config,
         step=session.step,
         decode=session.decode,
         console=session.console,
     )
     session.evaluations.append(found)
-    if config.run.save_rollouts:
-        write_rollouts(session.folder.rollouts / f"eval_{session.step:06d}.jsonl", found.rollouts)
-    numbers = "  ".join(f"{name} reward {s.reward:.3f} +- {s.margin:.3f}" for name, s in found.scores.items())
-    session.console.note(f"eval after step {session.step}: {numbers}")
+    for name, answers in found.answers.items() if session.config.run.save_rollouts else ():
+        ending = f"_{name}" if name else ""
+        write_rollouts(session.folder.rollouts / f"eval_{session.step:06d}{ending}.jsonl", answers)
+    session.console.note(f"eval after step {session.step}: {found.line()}")
+    take_best(session)

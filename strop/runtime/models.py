@@ -54,18 +54,15 @@ def load_model(options: ModelOptions) -> LoadedModel:
     Raises:
         ModelError: the folder is missing or broken, or has no end token or tokenizer.
     """
-    from transformers import AutoTokenizer
+    from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
     logging.disable_progress_bar()
     path = options.path
-    if not _may_be_a_name(path) and not Path(path).is_dir():
-        raise ModelError(f"model.path must be a Hugging Face folder or name, got {path!r}: there is no such folder.")
+    check_is_folder_or_name(path)
     device = choose_device(options.device)
-    with _loading(path, "tokenizer"):
-        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=options.trust_remote_code)
-    with _loading(path, "model"):
-        model = _load_weights(options).to(device)
+    tokenizer = load_tokenizer(options)
+    model = load_weights(options, AutoModelForCausalLM).to(device)
     if len(tokenizer) > _vocab_size(model):
         raise ModelError(
             f"model.path = {path!r}: the tokenizer has {len(tokenizer)} tokens, the model only {_vocab_size(model)}."
@@ -73,8 +70,22 @@ def load_model(options: ModelOptions) -> LoadedModel:
     return LoadedModel(model, tokenizer, _stop_token_ids(model, tokenizer, path))
 
 
+def check_is_folder_or_name(path: str, *, option: str = "model.path") -> None:
+    """Raises ModelError for a path at which there is nothing."""
+    if not _may_be_a_name(path) and not Path(path).is_dir():
+        raise ModelError(f"{option} must be a Hugging Face folder or name, got {path!r}: there is no such folder.")
+
+
+def load_tokenizer(options: ModelOptions, *, option: str = "model.path") -> Any:
+    """The tokenizer of a model folder; `option` is what a message calls the folder."""
+    from transformers import AutoTokenizer
+
+    with _loading(options.path, "tokenizer", option):
+        return AutoTokenizer.from_pretrained(options.path, trust_remote_code=options.trust_remote_code)
+
+
 @contextmanager
-def _loading(path: str, part: str) -> Iterator[None]:
+def _loading(path: str, part: str, option: str) -> Iterator[None]:
     """What the libraries below raise, which is everything from OSError to SafetensorError, as a ModelError."""
     try:
         yield
@@ -83,19 +94,25 @@ def _loading(path: str, part: str) -> Iterator[None]:
     except Exception as error:
         if not Path(path).exists():
             what = "there is no such folder, and no model of that name could be had"
-            raise ModelError(f"model.path must be a Hugging Face folder or name, got {path!r}: {what}.") from error
+            raise ModelError(f"{option} must be a Hugging Face folder or name, got {path!r}: {what}.") from error
         lines = " ".join(line.strip() for line in str(error).strip().splitlines()[:2])
-        raise ModelError(f"model.path = {path!r} cannot be loaded ({part}): {type(error).__name__}: {lines}") from error
+        raise ModelError(f"{option} = {path!r} cannot be loaded ({part}): {type(error).__name__}: {lines}") from error
 
 
-def _load_weights(options: ModelOptions) -> Any:
-    """The model with every one of its weights from the folder: where one is missing, transformers draws it at random."""
-    from transformers import AutoModelForCausalLM
+def load_weights(options: ModelOptions, auto_class: Any, *, option: str = "model.path") -> Any:
+    """The model with every one of its weights from the folder: where one is missing, transformers draws it at random.
 
+    Args: auto_class, of transformers; option, what a message calls the folder.
+    """
+    with _loading(options.path, "model", option):
+        return _all_weights(options, auto_class, option)
+
+
+def _all_weights(options: ModelOptions, auto_class: Any, option: str) -> Any:
     generation = Path(options.path) / "generation_config.json"
     if generation.exists():
         json.loads(generation.read_text(encoding="utf-8"))  # transformers goes on without one that is broken
-    model, found = AutoModelForCausalLM.from_pretrained(
+    model, found = auto_class.from_pretrained(
         options.path,
         dtype=getattr(torch, options.dtype),
         trust_remote_code=options.trust_remote_code,
@@ -107,9 +124,7 @@ def _load_weights(options: ModelOptions) -> Any:
         faults.append(f"{name} is {tuple(stored)} and must be {tuple(wanted)}")
     if faults:
         more = f" and {len(faults) - 3} more" if len(faults) > 3 else ""
-        raise ModelError(
-            f"model.path = {options.path!r}: weights do not fit config.json: {', '.join(faults[:3])}{more}."
-        )
+        raise ModelError(f"{option} = {options.path!r}: weights do not fit config.json: {', '.join(faults[:3])}{more}.")
     return model
 
 

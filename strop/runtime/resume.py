@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
-from strop.config import TrainConfig
+from strop.config import RootConfig
 from strop.config.tree import values
+from strop.observe.console import Console
 from strop.observe.metrics_file import drop_metrics_after, read_metrics
 from strop.rewards import scorer_source
+from strop.runtime.best import restore_best
 from strop.runtime.checkpoints import newest_checkpoint, write_checkpoint
 from strop.runtime.models import has_finite_weights
 from strop.runtime.session import Session
@@ -20,12 +24,14 @@ from strop.types import ConfigError, DataError, GuardError
 _MAY_CHANGE = (
     "run.",
     "eval.",
+    "validation.",
     "guards.",
     "engine.",
     "data.path",
     "model.path",
     "model.device",
     "model.trust_remote_code",
+    "critic.path",
 )
 _MAY_CHANGE += ("trainer.num_threads", "trainer.max_tokens_per_micro_batch", "trainer.layout")
 
@@ -36,7 +42,7 @@ def save_checkpoint(session: Session) -> None:
     Raises:
         GuardError: the weights are not finite. Nothing is written.
     """
-    if not has_finite_weights(session.loaded.model):
+    if not has_finite_weights(session.loaded.model) or not _has_finite_critic(session):
         raise GuardError(f"the weights are not finite after step {session.step}; no checkpoint was written.")
     state = {
         "cursor": session.cursor_state,
@@ -44,11 +50,22 @@ def save_checkpoint(session: Session) -> None:
         "prompts": session.prompts_fingerprint,
         "scorer": scorer_source(session.config.reward),
         "num_steps": session.config.run.num_steps,
-        "config": _decisive(session.config),
+        "best": None if session.best is None else asdict(session.best),
+        "config": decisive(session.config),
     }
     keep = session.config.run.keep_checkpoints
-    write_checkpoint(session.folder.checkpoints, session.step, save=session.trainer.save, state=state, keep=keep)
+
+    def save(folder: Path) -> None:
+        session.trainer.save(folder)
+        if session.critic is not None:
+            session.critic.save(folder)
+
+    write_checkpoint(session.folder.checkpoints, session.step, save=save, state=state, keep=keep)
     session.saved_step = session.step
+
+
+def _has_finite_critic(session: Session) -> bool:
+    return session.critic is None or has_finite_weights(session.critic.model)
 
 
 def restore(session: Session) -> None:
@@ -58,7 +75,9 @@ def restore(session: Session) -> None:
         UserError: there is none, or it belongs to another config, another model or other data.
     """
     path, state = newest_checkpoint(session.folder.checkpoints, warn=session.console.warn)
-    _check_config(session, state["config"], state["num_steps"])
+    config, console = session.config, session.console
+    check_config(config, state["config"])
+    warn_of_schedule(config, num_steps=config.run.num_steps, num_steps_then=state["num_steps"], console=console)
     if state["prompts"] != session.prompts_fingerprint:
         raise DataError(
             f"data: the prompts are not those that {path} was trained on. "
@@ -69,6 +88,8 @@ def restore(session: Session) -> None:
             "the file of reward.function has changed since the checkpoint was written: scores may differ."
         )
     session.trainer.load(path)
+    if session.critic is not None:
+        session.critic.load(path)
     session.engine.policy_version = session.trainer.num_steps
     session.cursor.load_state(state["cursor"])
     session.objective.load_state(state["objective"])
@@ -76,14 +97,20 @@ def restore(session: Session) -> None:
     session.saved_step = session.step
     drop_metrics_after(session.folder.metrics, session.step)
     session.history = read_metrics(session.folder.metrics)
-    if len(session.history) != session.step:
-        session.console.warn(f"metrics.jsonl has lines of {len(session.history)} of the {session.step} steps made.")
+    restore_best(session, state.get("best"))  # absent in checkpoints of before there was one
+    num_lines = sum(row["step"] > 0 for row in session.history)
+    if num_lines != session.step:
+        session.console.warn(f"metrics.jsonl has lines of {num_lines} of the {session.step} steps made.")
     session.console.note(f"resumed from {path} after step {session.step}")
 
 
-def _check_config(session: Session, before: Mapping[str, Any], num_steps: int) -> None:
-    """A resumed run is the same run: what would change its steps must be as it was."""
-    differences = list(_differences(session.config, before))
+def check_config(config: RootConfig, before: Mapping[str, Any]) -> None:
+    """A resumed run is the same run: what would change its steps must be as it was.
+
+    Raises:
+        ConfigError: it is not, with every option that differs.
+    """
+    differences = list(_differences(config, before))
     if differences:
         raise ConfigError(
             "\n".join(
@@ -92,22 +119,27 @@ def _check_config(session: Session, before: Mapping[str, Any], num_steps: int) -
                 for path, was, now in differences
             )
         )
-    now = session.config.run.num_steps
-    if num_steps != now and session.config.trainer.lr_schedule != "constant":
-        session.console.warn(
-            f"run.num_steps is {now} and was {num_steps}: the {session.config.trainer.lr_schedule} schedule ends later or "
+
+
+def warn_of_schedule(config: RootConfig, *, num_steps: int, num_steps_then: int, console: Console) -> None:
+    """Say so where a schedule of a learning rate was told another number of steps."""
+    schedules = [value for path, value in values(config).items() if path.endswith(".lr_schedule")]
+    falling = [schedule for schedule in schedules if schedule != "constant"]
+    if num_steps_then != num_steps and falling:
+        console.warn(
+            f"the run has {num_steps} steps and had {num_steps_then}: the {falling[0]} schedule ends later or "
             "earlier than the steps made so far were told."
         )
 
 
-def _differences(config: TrainConfig, before: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    now = json.loads(json.dumps(_decisive(config)))  # tuples as the lists that the file has
+def _differences(config: RootConfig, before: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    now = json.loads(json.dumps(decisive(config)))  # tuples as the lists that the file has
     for path in dict.fromkeys([*before, *now]):
         if before.get(path) != now.get(path):
             yield path, before.get(path), now.get(path)
 
 
-def _decisive(config: TrainConfig) -> dict[str, Any]:
+def decisive(config: RootConfig) -> dict[str, Any]:
     """The options that the next steps depend on."""
     return {path: value for path, value in values(config).items() if not path.startswith(_MAY_CHANGE)}
 

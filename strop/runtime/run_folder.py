@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from safetensors import SafetensorError
 from strop.types import UserError
 
 _REPLACED = ("config.toml", "objective.txt", "metrics.jsonl", "rollouts", "checkpoints", "report.html")
-_OF_EARLIER_RUN = ".of_earlier_run"  # a file in model/
+_OF_EARLIER_RUN = ".of_earlier_run"  # a file in model/, best/ and critic/
 
 
 class RunFolder:
@@ -28,10 +29,12 @@ class RunFolder:
         self.rollouts = path / "rollouts"
         self.checkpoints = path / "checkpoints"
         self.model = path / "model"
+        self.best = path / "best"
+        self.critic = path / "critic"
         self.report = path / "report.html"
 
     def holds_run(self) -> bool:
-        return any((self.path / name).exists() for name in (*_REPLACED, "model"))
+        return any((self.path / name).exists() for name in (*_REPLACED, "model", "best", "critic"))
 
     @contextmanager
     def held(self, *, overwrite: bool = False, resume: bool = False) -> Iterator[None]:
@@ -71,38 +74,71 @@ class RunFolder:
                     path.rmdir()
 
     def clear(self) -> None:
-        """Remove what an earlier run left, once the new one can begin. Its model stays, marked, until the new one is
-        written: the new run may have started from it."""
+        """Remove what an earlier run left, once the new one can begin. Its models stay, marked, until the new ones are
+        written: the new run may have started from one of them."""
         for name in _REPLACED:
             target = self.path / name
             shutil.rmtree(target) if target.is_dir() else target.unlink(missing_ok=True)
-        if self.model.is_dir():
-            (self.model / _OF_EARLIER_RUN).touch()
+        for kept in (self.model, self.best, self.critic):
+            if kept.is_dir():
+                (kept / _OF_EARLIER_RUN).touch()
 
-    def check_model(self) -> None:
-        """Raises UserError where `model/` is missing or is that of an earlier run."""
-        if not self.model.is_dir() or (self.model / _OF_EARLIER_RUN).exists():
+    def check_model(self, model: Path) -> None:
+        """Raises UserError where `model/` or `best/`, whichever is given, is missing or is that of an earlier run."""
+        is_there = model.is_dir() and not (model / _OF_EARLIER_RUN).exists()
+        if not is_there and model == self.best:
+            raise UserError(
+                f"{self.path} keeps no best model of its run: no evaluation of it is made yet, or eval.keep_best = false. "
+                f"{self.model} is the model at the end."
+            )
+        if not is_there:
             raise UserError(
                 f"{self.path} holds no model of its run: it goes on still, or was killed before it could write one. "
                 "strop train CONFIG --resume goes on from its newest checkpoint and writes it."
             )
 
+    def drop_best_of_earlier_run(self) -> None:
+        """Once the run that replaced it has a model of its own."""
+        if (self.best / _OF_EARLIER_RUN).exists():
+            shutil.rmtree(self.best)
+
     def write_model(self, model: Any, tokenizer: Any) -> None:
-        """A Hugging Face folder, complete or absent: written beside and renamed.
+        """The model at the end as `model/`; raises as `write_critic`."""
+        self._write(self.model, partial(_save_model, model, tokenizer, {}), "model")
+
+    def write_best(self, model: Any, tokenizer: Any, notes: Mapping[str, str]) -> None:
+        """The model of the best step as `best/`, with the text of files about it; raises as `write_critic`."""
+        self._write(self.best, partial(_save_model, model, tokenizer, notes), "best model")
+
+    def write_critic(self, save: Callable[[Path], None] | None) -> None:
+        """The critic, written by `save`; without one, that of an earlier run goes.
 
         Raises:
-            UserError: it cannot be written; a model that was there is there still.
+            UserError: it cannot be written; one that was there is there still.
         """
-        beside, old = self.path / ".model.new", self.path / ".model.old"
+        if save is not None:
+            self._write(self.critic, save, "critic")
+        elif (self.critic / _OF_EARLIER_RUN).exists():
+            shutil.rmtree(self.critic)
+
+    def _write(self, target: Path, save: Callable[[Path], None], what: str) -> None:
+        """A folder, complete or absent: written beside and renamed."""
+        beside, old = (self.path / f".{target.name}.{word}" for word in ("new", "old"))
         try:
             for leftover in (beside, old):
                 shutil.rmtree(leftover, ignore_errors=True)
-            model.save_pretrained(beside)
-            tokenizer.save_pretrained(beside)
-            if self.model.exists():
-                self.model.rename(old)
-            beside.rename(self.model)
+            save(beside)
+            if target.exists():
+                target.rename(old)
+            beside.rename(target)
         except (OSError, SafetensorError) as error:
             shutil.rmtree(beside, ignore_errors=True)
-            raise UserError(f"{self.model}: the model cannot be written: {error}.") from error
+            raise UserError(f"{target}: the {what} cannot be written: {error}.") from error
         shutil.rmtree(old, ignore_errors=True)
+
+
+def _save_model(model: Any, tokenizer: Any, notes: Mapping[str, str], folder: Path) -> None:
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    for name, text in notes.items():
+        (folder / name).write_text(text, encoding="utf-8")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
@@ -15,10 +16,12 @@ from strop.engines import TorchEngine
 from strop.observe.console import Console
 from strop.rewards import Scorer, label_check, make_scorer
 from strop.rollout.single_turn import Decode
-from strop.runtime.evaluation import Evaluation
+from strop.runtime.best import Best
+from strop.runtime.critics import open_critic
+from strop.runtime.evaluation import Evaluation, HeldOut, response_limit
 from strop.runtime.models import LoadedModel, check_length, check_stop_token_ids, load_model, set_threads
 from strop.runtime.run_folder import RunFolder
-from strop.trainers import TorchTrainer
+from strop.trainers import TorchCritic, TorchTrainer
 from strop.types import Engine, Prompt
 
 
@@ -31,12 +34,13 @@ class Session:
     folder: RunFolder
     loaded: LoadedModel
     prompts: tuple[Prompt, ...]
-    eval_prompts: tuple[Prompt, ...]
+    held_out: tuple[HeldOut, ...]
     cursor: PromptCursor
     scorer: Scorer
     objective: PolicyObjective
     engine: Engine
     trainer: TorchTrainer
+    critic: TorchCritic | None
     decode: Decode
     step: int = 0
     saved_step: int = -1  # that the newest checkpoint holds
@@ -45,6 +49,7 @@ class Session:
     cursor_state: dict[str, Any] = field(default_factory=dict)  # where the data stood when `step` was done
     history: list[dict[str, float]] = field(default_factory=list)
     evaluations: list[Evaluation] = field(default_factory=list)
+    best: Best | None = None  # of the evaluations so far
 
     @cached_property
     def prompts_fingerprint(self) -> str:
@@ -58,6 +63,7 @@ class Session:
 def open_session(config: TrainConfig, console: Console, folder: RunFolder) -> Session:
     """Load what the config names. What is cheap to get wrong comes first, the model's weights last."""
     scorer = make_scorer(config.reward)
+    scorers = make_eval_scorers(config, scorer)
     set_threads(config.trainer.num_threads)
     interrupts.check()
     loaded = load_model(config.model)
@@ -65,7 +71,18 @@ def open_session(config: TrainConfig, console: Console, folder: RunFolder) -> Se
     check_stop_token_ids(loaded, config.rollout.stop_token_ids)
     prompts = _load("data", config.data, config.reward, loaded, console)
     _check_lengths(loaded, prompts, "rollout", config.rollout.max_response_tokens)
-    held_out = load_held_out(config, loaded, console)
+    held_out = load_held_out(config, loaded, console, scorers)
+    critic = open_critic(config, loaded)
+    interrupts.check()
+    if critic is not None:
+        longest = max(prompts, key=lambda p: len(p.tokens))
+        check_length(
+            critic.model.body,
+            f"critic: prompt row {longest.row}",
+            len(longest.tokens),
+            option="rollout.max_response_tokens",
+            max_response_tokens=config.rollout.max_response_tokens,
+        )
     cursor = PromptCursor(len(prompts), seed=config.seed, shuffle=config.data.shuffle)
     objective = PolicyObjective(
         config.algorithm,
@@ -78,7 +95,7 @@ def open_session(config: TrainConfig, console: Console, folder: RunFolder) -> Se
         folder=folder,
         loaded=loaded,
         prompts=prompts,
-        eval_prompts=held_out,
+        held_out=held_out,
         cursor=cursor,
         scorer=scorer,
         objective=objective,
@@ -90,29 +107,44 @@ def open_session(config: TrainConfig, console: Console, folder: RunFolder) -> Se
             max_logprob_gap=config.max_logprob_gap,
             keeps_reference=objective.uses_reference,
         ),
+        critic=critic,
         decode=decoder(loaded),
         cursor_state=cursor.state(),
     )
 
 
-def load_held_out(config: TrainConfig, loaded: LoadedModel, console: Console) -> tuple[Prompt, ...]:
-    """The prompts of `eval.data`, each short enough to be answered; none without that table."""
-    if config.eval.data is None:
-        return ()
-    prompts = _load("eval.data", config.eval.data, config.reward, loaded, console)
-    own = config.eval.max_response_tokens
-    limit = ("rollout", config.rollout.max_response_tokens) if own is None else ("eval", own)
-    _check_lengths(loaded, prompts, *limit)
-    return prompts
+def make_eval_scorers(config: TrainConfig, of_run: Scorer) -> dict[str, Scorer]:
+    """A scorer for each set of held-out prompts, by the set's name: that of the run where a set has no reward of its own."""
+    sets = config.eval.all_sets
+    return {name: of_run if own.reward is None else make_scorer(own.reward) for name, own in sets.items()}
+
+
+def load_held_out(
+    config: TrainConfig, loaded: LoadedModel, console: Console, scorers: Mapping[str, Scorer]
+) -> tuple[HeldOut, ...]:
+    """The sets of held-out prompts, each prompt short enough to be answered."""
+    found = []
+    for name, options in config.eval.all_sets.items():
+        table, reward = f"eval.sets.{name}.data" if name else "eval.data", options.reward or config.reward
+        prompts = _load(table, options.data, reward, loaded, console)
+        limit_table, limit = response_limit(name, config)
+        _check_lengths(loaded, prompts, limit_table, limit)
+        found.append(HeldOut(name, options, reward, prompts, scorers[name]))
+    return tuple(found)
 
 
 def _load(
     table: str, options: DataOptions, reward: RewardOptions, loaded: LoadedModel, console: Console
 ) -> tuple[Prompt, ...]:
     found = load_prompts(options, loaded.tokenizer, check_label=label_check(reward))
-    if found.num_skipped:
-        console.warn(f"{table}: {found.num_skipped} broken lines were left out, as skip_bad_lines asks.")
+    warn_of_left_out(console, table, found.num_skipped)
     return found.prompts
+
+
+def warn_of_left_out(console: Console, table: str, num_lines: int) -> None:
+    """Say how many broken lines of a file were left out, if any."""
+    if num_lines:
+        console.warn(f"{table}: {num_lines} broken lines were left out, as skip_bad_lines asks.")
 
 
 def make_engine(config: TrainConfig, loaded: LoadedModel) -> TorchEngine:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +16,8 @@ from strop.config import TrainConfig
 from strop.config.tree import walk
 from strop.observe.console import Console, QuietConsole
 from strop.observe.report import write_report
+from strop.runtime.best import best_line
+from strop.runtime.critics import save_critic
 from strop.runtime.evaluation import Evaluation
 from strop.runtime.loop import train_steps
 from strop.runtime.models import has_finite_weights
@@ -118,13 +120,25 @@ def _finish(session: Session) -> None:
     """Model, checkpoint and report, each whatever became of the one before it."""
     with ExitStack() as everything:  # the last one first
         everything.callback(_write_report, session)
+        everything.callback(session.folder.drop_best_of_earlier_run)
         if not has_finite_weights(session.loaded.model):
             session.console.warn(f"no model was written: the weights are not finite after step {session.step}.")
             return
+        everything.callback(session.folder.write_critic, _saving_critic(session))
         everything.callback(session.folder.write_model, session.loaded.model, session.loaded.tokenizer)
         due = session.config.run.checkpoint_every_steps and session.saved_step != session.step
         if due and not session.is_within_step:
             save_checkpoint(session)
+
+
+def _saving_critic(session: Session) -> Callable[[Path], None] | None:
+    critic = session.critic
+    if critic is None:
+        return None
+    if not has_finite_weights(critic.model):
+        session.console.warn(f"no critic was written: its weights are not finite after step {session.step}.")
+        return None
+    return lambda folder: save_critic(critic, session.loaded.tokenizer, folder)
 
 
 def _write_report(session: Session) -> None:
@@ -137,6 +151,9 @@ def _write_report(session: Session) -> None:
         rollouts=folder.rollouts,
     )
     model = f"model: {folder.model}    " if folder.model.exists() else ""
+    best = best_line(session)
+    if best:
+        session.console.note(best)
     session.console.note(f"{model}report: {folder.report}")
 
 

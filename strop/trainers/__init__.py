@@ -1,7 +1,19 @@
 """Models that learn."""
 
-from strop.trainers.layout import Layout, cut, lay_out
+from strop.trainers.layout import Layout, cut, lay_out, padding_share
 from strop.trainers.schedule import lr_factor
+from strop.trainers.torch_critic import TorchCritic
 from strop.trainers.torch_trainer import TorchTrainer
+from strop.trainers.values import ValueModel, body_of
 
-__all__ = ["Layout", "TorchTrainer", "cut", "lay_out", "lr_factor"]
+__all__ = [
+    "Layout",
+    "TorchCritic",
+    "TorchTrainer",
+    "ValueModel",
+    "body_of",
+    "cut",
+    "lay_out",
+    "lr_factor",
+    "padding_share",
+]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -12,14 +10,14 @@ from torch import Tensor
 from strop import ops
 from strop.data.batch import Batch
 from strop.trainers.layout import Layout, LayoutKind, lay_out
-from strop.types import ModelError, UserError, model_failure
+from strop.trainers.rows import RowReader, are_equal
 
 # Head inputs of the probe are multiplied by this (a power of two: exact): logits of every model then reach where a soft
 # cap, of 30 say, bends them.
 _LOUD = 1024.0
 
 
-class TokenScorer:
+class TokenScorer(RowReader):
     """One model as a function from a micro-batch to log-probabilities and entropies of its trainable tokens.
 
     Where the model is a body and a plain linear head (checked once, on numbers), only hidden states of the wanted
@@ -30,18 +28,10 @@ class TokenScorer:
     """
 
     def __init__(self, model: Any) -> None:
-        self.model = model
-        self.device = next(model.parameters()).device
-        try:
+        super().__init__(model)
+        with self.probing():
             self._has_plain_head = self._head_is_plain()
-            is_causal = self._is_causal()
-        except Exception as error:  # another library's model raises whatever it likes
-            raise model_failure(error, model, "a row of 4 tokens") from error
-        if not is_causal:
-            raise ModelError(
-                f"{type(model).__name__} is no causal language model as it is configured: its logits depend on tokens that "
-                "come later."
-            )
+            self.check_causal()
 
     def __call__(
         self, batch: Batch, *, temperature: float, layout: LayoutKind, with_entropy: bool
@@ -59,78 +49,13 @@ class TokenScorer:
             entropy = ops.logits_entropy(logits, temperature=temperature) if with_entropy else None
             return ops.token_logprobs(logits, targets, temperature=temperature), entropy
 
-    @contextmanager
-    def explaining(self, batch: Batch, layout: LayoutKind) -> Iterator[None]:
-        """Forward or backward of a micro-batch: what the model raises becomes a ModelError that says at which input."""
-        try:
-            yield
-        except Exception as error:
-            lengths, kind = batch.lengths, layout.replace("_", " ")
-            rows = f"{len(lengths)} {kind} sequences of up to {max(lengths)} tokens ({sum(lengths)} together)"
-            option = "trainer.max_tokens_per_micro_batch"
-            if len(lengths) == 1:  # a smaller micro-batch there is not
-                rows, option = (
-                    f"a sequence of {lengths[0]} tokens (alone in its micro-batch)",
-                    "the length of sequences",
-                )
-            raise model_failure(error, self.model, rows, option=option) from error
-
-    def _inputs(self, laid: Layout) -> dict[str, Any]:
-        return {
-            "input_ids": laid.input_ids.to(self.device),
-            "attention_mask": None if laid.attention_mask is None else laid.attention_mask.to(self.device),
-            "position_ids": laid.position_ids.to(self.device),
-            "use_cache": False,
-        }
-
     def _body(self, laid: Layout) -> Tensor:
         return self.model.base_model(**self._inputs(laid)).last_hidden_state
 
-    @torch.no_grad()
-    def check_packing(self) -> None:
-        """See on numbers that a packed sequence does not see the one before it.
-
-        Raises:
-            UserError: it does: the model has no word for where a sequence begins.
-        """
-        try:
-            fault = self._packing_fault()
-        except Exception as error:  # noqa: BLE001 - another library's model raises whatever it likes
-            fault = f"{type(error).__name__}: {error}"
-        if fault:
-            raise UserError(f"trainer.layout must be padded for {type(self.model).__name__}, got packed: {fault}.")
-
-    def _packing_fault(self) -> str:
-        """What goes wrong where [0 1 2][1 0] are one row; "" if nothing."""
-        first, other = [0, 1, 2], [1, 0, 0]
-        alone = self._logits([1, 0])
-        packed, neighbour = (self._logits([*before, 1, 0], [0, 1, 2, 0, 1])[3:] for before in (first, other))
-        if not self._are_equal(alone, packed, rounding=1e-4):  # products in other shapes
-            return (
-                f"sequences of a packed row are not read as they are alone (logits differ by {_gap(alone, packed):.2g})"
-            )
-        # Compared with what the tokens before do where they are to be seen: rounding in bfloat16 hides small leaks.
-        seen = _gap(*(self._logits([*before, 1, 0], [0, 1, 2, 3, 4])[3:] for before in (first, other)))
-        leak = _gap(packed, neighbour)
-        return (
-            f"sequences see the ones before them in a packed row (logits differ by {leak:.2g})"
-            if leak > seen / 10
-            else ""
-        )
-
-    def _logits(self, ids: list[int], positions: list[int] | None = None) -> Tensor:
-        """Logits of one row; without positions as the model places tokens itself."""
+    def _read(self, ids: list[int], positions: list[int] | None = None) -> Tensor:
         place = {} if positions is None else {"position_ids": torch.tensor([positions], device=self.device)}
         row = torch.tensor([ids], device=self.device)
         return self.model(input_ids=row, attention_mask=None, use_cache=False, **place).logits[0]
-
-    @torch.no_grad()
-    def _is_causal(self) -> bool:
-        """True if another last token leaves the logits before it; rows rely on that, padded on the right without a mask."""
-        vocab = self.model.config.get_text_config().vocab_size
-        one, other = (self._logits([token % vocab for token in ids]) for ids in ([3, 1, 2, 0], [3, 1, 2, 1]))
-        leak, seen = _gap(one[:-1], other[:-1]), _gap(one[-1], other[-1])
-        return not leak > seen / 10  # rounding is far below; numbers that are not finite are for the guards
 
     @torch.no_grad()
     def _head_is_plain(self) -> bool:
@@ -157,18 +82,7 @@ class TokenScorer:
         finally:
             handle.remove()
         plain = hidden @ head.weight.T
-        return self._are_equal(plain, logits) and self._are_equal(hidden * _LOUD @ head.weight.T, loud)
-
-    @staticmethod
-    def _are_equal(one: Tensor, other: Tensor, *, rounding: float = 1e-5) -> bool:
-        """Equal up to rounding, as a share of the largest number; that of a narrow type is wider."""
-        if one.dtype in (torch.bfloat16, torch.float16):
-            rounding = 2e-2
-        return _gap(one, other) <= rounding * float(other.abs().max())
-
-
-def _gap(one: Tensor, other: Tensor) -> float:
-    return float((one - other).abs().max())
+        return are_equal(plain, logits) and are_equal(hidden * _LOUD @ head.weight.T, loud)
 
 
 def _bends_logits(name: str, value: Any) -> bool:

@@ -70,3 +70,16 @@ def cut(lengths: Sequence[int], *, max_tokens: int, kind: LayoutKind) -> list[li
             parts.append([sequence])
             used = lengths[sequence]
     return parts
+
+
+def padding_share(lengths: Sequence[int], *, max_tokens: int, kind: LayoutKind) -> float:
+    """Which share of the positions of a step's forward passes is padding.
+
+    >>> round(padding_share([3, 9, 8, 2], max_tokens=18, kind="padded"), 4)  # 9 + 9 + 3 + 3 positions, 22 tokens
+    0.0833
+    """
+    if kind == "packed":
+        return 0.0
+    parts = cut(lengths, max_tokens=max_tokens, kind=kind)
+    positions = sum(len(part) * max(lengths[s] for s in part) for part in parts)
+    return 1 - sum(lengths) / positions

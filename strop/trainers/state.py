@@ -14,27 +14,29 @@ from strop.types import UserError
 _MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 
 
-def save(folder: Path, parameters: dict[str, Tensor], optimizer: torch.optim.Optimizer, *, num_steps: int) -> None:
-    """Write weights.safetensors, optimizer.safetensors and trainer.json into a folder that exists."""
-    save_weights(folder / "weights.safetensors", parameters)
+def save(
+    folder: Path, parameters: dict[str, Tensor], optimizer: torch.optim.Optimizer, *, num_steps: int, prefix: str = ""
+) -> None:
+    """Write weights.safetensors, optimizer.safetensors and trainer.json into a folder that exists, each name after a prefix."""
+    save_weights(folder / f"{prefix}weights.safetensors", parameters)
     moments = {
         f"{moment}/{name}": optimizer.state[p][moment].contiguous()
         for name, p in parameters.items()
         if p in optimizer.state
         for moment in _MOMENTS
     }
-    save_file(moments, folder / "optimizer.safetensors")
-    (folder / "trainer.json").write_text(json.dumps({"num_steps": num_steps}))
+    save_file(moments, folder / f"{prefix}optimizer.safetensors")
+    (folder / f"{prefix}trainer.json").write_text(json.dumps({"num_steps": num_steps}))
 
 
-def load(folder: Path, parameters: dict[str, Tensor], optimizer: torch.optim.Optimizer) -> int:
+def load(folder: Path, parameters: dict[str, Tensor], optimizer: torch.optim.Optimizer, *, prefix: str = "") -> int:
     """Fill parameters and optimizer from a folder that `save` wrote; returns the number of optimizer steps made.
 
     Raises:
         UserError: names or shapes differ.
     """
-    load_weights(folder / "weights.safetensors", parameters)
-    moments = load_file(folder / "optimizer.safetensors")
+    load_weights(folder / f"{prefix}weights.safetensors", parameters)
+    moments = load_file(folder / f"{prefix}optimizer.safetensors")
     optimizer.state.clear()  # moments of steps that the saved trainer never made
     for name, parameter in parameters.items():
         if f"step/{name}" in moments:
@@ -43,7 +45,7 @@ def load(folder: Path, parameters: dict[str, Tensor], optimizer: torch.optim.Opt
                 moment: value.clone() if moment == "step" else value.to(parameter.device)
                 for moment, value in found.items()
             }
-    return int(json.loads((folder / "trainer.json").read_text())["num_steps"])
+    return int(json.loads((folder / f"{prefix}trainer.json").read_text())["num_steps"])
 
 
 def save_weights(path: Path, parameters: dict[str, Tensor]) -> None:

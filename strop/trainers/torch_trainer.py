@@ -16,9 +16,8 @@ from strop.data.batch import Batch
 from strop.trainers import state
 from strop.trainers.forward import TokenScorer
 from strop.trainers.layout import cut
-from strop.trainers.masters import MasterWeights
-from strop.trainers.schedule import lr_factor
-from strop.types import GuardError, Metric, StepMetrics, WeightSource, merge_metrics
+from strop.trainers.updates import Updates
+from strop.types import GuardError, Metric, StepMetrics, WeightSource
 
 
 class TorchTrainer:
@@ -43,27 +42,22 @@ class TorchTrainer:
     ) -> None:
         self.model = model.eval()  # no dropout: the sampler has none, and the two must agree
         self.options = options
-        self.total_steps = total_steps
         self.max_logprob_gap = max_logprob_gap
-        self.num_steps = 0  # optimizer steps made
         self._policy = TokenScorer(model)
         if options.layout == "packed":
             self._policy.check_packing()
         self._reference = TokenScorer(copy.deepcopy(model).requires_grad_(False)) if keeps_reference else None
-        self._masters = MasterWeights({name: p for name, p in model.named_parameters() if p.requires_grad})
-        self._parameters = self._masters.by_name  # what AdamW moves and a checkpoint holds
-        self._optimizer = torch.optim.AdamW(
-            self._parameter_groups(), lr=options.lr, betas=(options.beta1, options.beta2), eps=options.adam_eps
+        self._updates = Updates(
+            {name: p for name, p in model.named_parameters() if p.requires_grad},
+            options,
+            total_steps=total_steps,
+            explaining=lambda part: self._policy.explaining(part, options.layout),
         )
 
-    def _parameter_groups(self) -> list[dict[str, Any]]:
-        """Matrices decay; norms and biases do not."""
-        matrices = [p for p in self._parameters.values() if p.dim() >= 2]
-        vectors = [p for p in self._parameters.values() if p.dim() < 2]
-        return [
-            {"params": matrices, "weight_decay": self.options.weight_decay},
-            {"params": vectors, "weight_decay": 0.0},
-        ]
+    @property
+    def num_steps(self) -> int:
+        """Optimizer steps made."""
+        return self._updates.num_steps
 
     @torch.no_grad()
     def logprobs(
@@ -92,37 +86,13 @@ class TorchTrainer:
         """
         if not batch.loss_mask.any():
             return {"skipped_steps": Metric("sum", 1.0)}
-        self._masters.zero_grad()
-        parts = [self._accumulate(batch.select(sequences), objective) for sequences in self._cut(batch)]
-        metrics = merge_metrics(parts)
-        metrics["loss"] = Metric.mean(metrics["loss"].total, 1)  # parts add up to the step's loss; steps are averaged
-        self._guard_gap(metrics)
-        norm = torch.nn.utils.clip_grad_norm_(self._parameters.values(), self.options.max_grad_norm)
-        if not torch.isfinite(norm):
-            raise GuardError(self._blame(batch, objective))
-        lr = self._set_lr()
-        self._optimizer.step()
-        self._masters.write_weights()
-        self._masters.zero_grad()
-        self.num_steps += 1
-        return metrics | {"grad_norm": Metric.mean(float(norm), 1), "lr": Metric("max", lr)}
+        return self._updates.step(
+            batch, self._cut(batch), lambda part: self._weighted_loss(part, objective), self._guard_gap
+        )
 
     def _cut(self, batch: Batch) -> list[list[int]]:
         options = self.options
         return cut(batch.lengths, max_tokens=options.max_tokens_per_micro_batch, kind=options.layout)
-
-    def _accumulate(self, part: Batch, objective: Objective) -> StepMetrics:
-        """Forward and backward of one micro-batch."""
-        if not part.loss_mask.any():
-            return {}
-        loss, metrics = self._weighted_loss(part, objective)
-        total = float(loss.detach())
-        if not math.isfinite(total):
-            raise GuardError(self._blame(part, objective))
-        with self._policy.explaining(part, self.options.layout):
-            loss.backward()
-        self._masters.take_gradients()
-        return metrics | {"loss": Metric("sum", total)}
 
     def _weighted_loss(self, part: Batch, objective: Objective) -> tuple[Tensor, StepMetrics]:
         with_entropy = objective.uses_entropy or objective.measures_entropy
@@ -143,36 +113,6 @@ class TorchTrainer:
                 "They do not compute the same policy: look at weights, dtype, temperature and end tokens."
             )
 
-    def _blame(self, batch: Batch, objective: Objective) -> str:
-        """Which sequences make the loss or the gradient not finite, each tried alone."""
-        guilty = []
-        for index, name in enumerate(batch.names):
-            part = batch.select([index])
-            if not part.loss_mask.any():
-                continue
-            self._masters.zero_grad()
-            loss, _ = self._weighted_loss(part, objective)
-            loss.backward()
-            self._masters.take_gradients()
-            gradients = [p.grad for p in self._parameters.values() if p.grad is not None]
-            if not torch.isfinite(loss) or not all(torch.isfinite(g).all() for g in gradients):
-                guilty.append(name)
-        self._masters.zero_grad()
-        named = ", ".join(guilty[:5]) + (f" and {len(guilty) - 5} more" if len(guilty) > 5 else "")
-        return f"loss or gradient is not finite; the step was not made. It comes from {named or 'no sequence alone'}."
-
-    def _set_lr(self) -> float:
-        options = self.options
-        lr = options.lr * lr_factor(
-            self.num_steps,
-            total_steps=self.total_steps,
-            warmup_steps=options.warmup_steps,
-            schedule=options.lr_schedule,
-        )
-        for group in self._optimizer.param_groups:
-            group["lr"] = lr
-        return lr
-
     def weights(self) -> WeightSource:
         """Parameters under their Hugging Face names, tied ones once."""
         return list(self.model.named_parameters())
@@ -186,26 +126,22 @@ class TorchTrainer:
 
     def copy_weights(self) -> dict[str, Tensor]:
         """A copy of what the optimizer moves (float32 masters where there are), in host memory."""
-        return {name: p.detach().to("cpu", copy=True) for name, p in self._parameters.items()}
+        return self._updates.copy_weights()
 
-    @torch.no_grad()
     def put_back(self, weights: dict[str, Tensor]) -> None:
         """Set the parameters to a copy; the optimizer's moments stay as they are."""
-        for name, parameter in self._parameters.items():
-            parameter.copy_(weights[name])
-        self._masters.write_weights()
+        self._updates.put_back(weights)
 
     def save(self, folder: Path) -> None:
         """Write weights (float32 masters where there are), moments, the step count and the reference: safetensors and JSON.
         The reference is written too, because the folder it was loaded from may hold another model when it is wanted."""
-        state.save(folder, self._parameters, self._optimizer, num_steps=self.num_steps)
+        self._updates.save(folder)
         if self._reference is not None:
             state.save_weights(folder / "reference.safetensors", dict(self._reference.model.named_parameters()))
 
     def load(self, folder: Path) -> None:
         """Read what `save` wrote into this model and optimizer."""
-        self.num_steps = state.load(folder, self._parameters, self._optimizer)
-        self._masters.write_weights()
+        self._updates.load(folder)
         if self._reference is not None:
             state.load_weights(folder / "reference.safetensors", dict(self._reference.model.named_parameters()))
 

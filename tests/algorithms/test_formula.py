@@ -124,3 +124,28 @@ def test_every_letter_of_the_formula_is_said_and_none_that_it_has_not(algorithm,
 def test_whitening_is_said_after_what_it_whitens():
     text = formula(algorithm={"whiten_advantages": True})
     assert text.index("A_t = (R") < text.index("then A is brought to mean 0 and deviation 1")
+
+
+def test_the_formula_of_ppo_has_its_advantage_and_what_the_critic_minimises():
+    text = formula(
+        algorithm={"preset": "ppo", "advantage": {"gamma": 0.9}}, critic={"eps_clip_value": 0.3, "only_first_steps": 2}
+    )
+    assert "A_t = whiten(G_t),  G_t = delta_t + 0.9 x 0.95 G_next" in text
+    assert "delta_t = earned_t + 0.9 V_next - V_t" in text
+    assert "earned_t = R [t is last] - token_kl_t" in text
+    assert "token_kl_t = 0.02 kl_t" in text
+    assert "clip(V_t, old V_t - 0.3, old V_t + 0.3) - target_t)^2) / 2" in text
+    assert "target_t = old V_t + G_t\n" in text
+    assert "in the first 2 only the critic learns" in text
+
+
+def test_the_formula_of_vapo_has_both_of_its_lambdas():
+    text = formula(algorithm={"preset": "vapo"}, critic={"eps_clip_value": None})
+    assert "G_t = delta_t + lambda G_next" in text
+    assert "lambda = max(0, 1 - 1 / (0.05 x response tokens))" in text
+    assert "critic: minimise  sum_t w_t (V_t - target_t)^2 / 2" in text
+    assert "target_t = old V_t + the G_t with lambda 1" in text
+
+
+def test_without_a_critic_the_formula_does_not_speak_of_one():
+    assert "critic" not in formula(algorithm={"preset": "grpo"})

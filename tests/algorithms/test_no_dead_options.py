@@ -20,7 +20,7 @@ from strop.config import AlgorithmOptions, TrainConfig, make_config, tree
 from strop.runtime.audit.variations import lower_bound
 from strop.runtime.learning import learn, weigh
 from strop.trainers import TorchTrainer
-from strop.types import ConfigError, Prompt, Rollout, merge_metrics
+from strop.types import ConfigError, Metric, Prompt, Rollout, merge_metrics
 
 PROMPTS, SAMPLES, VOCAB = 4, 3, 4
 ROOT = {
@@ -56,6 +56,8 @@ for _kind in CORRECTIONS:
     BASES[_kind] = TWO | {"correction": {"kind": _kind}}
 for _kind in ("topr", "dppo", "aspo"):  # a weight of 1 is cut by a cap below 1
     BASES[f"{_kind}, one update"] = {"policy_loss": {"kind": _kind}}
+BASES["gae, a lambda"] = TWO | {"advantage": {"kind": "gae", "lam": 0.5, "gamma": 0.9, "lam_value": 0.25}}
+BASES["gae, its length"] = TWO | {"advantage": {"kind": "gae", "length_adaptive_alpha": 0.75}}
 BASES["pass_at_k"]["advantage"] |= {"success_reward": 2.0}
 # Among 46 tokens the default share is one token, and covariances are far below 1.
 BASES["clip_cov"]["policy_loss"] |= {"cov_fraction": 0.2, "cov_low": 0.1, "cov_high": 9.0}
@@ -113,16 +115,31 @@ def learned(config):
     with torch.no_grad():
         model.table += torch.randn(VOCAB, VOCAB, generator=torch.Generator().manual_seed(4))
     console = types.SimpleNamespace(phase=lambda *_: contextlib.nullcontext(), advance=lambda _: None)
-    session = types.SimpleNamespace(config=config, objective=objective, trainer=trainer, console=console, step=0)
+    critic = _Guessing() if config.has_critic else None
+    parts = {"config": config, "objective": objective, "trainer": trainer, "critic": critic}
+    session = types.SimpleNamespace(**parts, console=console, step=0)
     losses = []
     for _ in range(2):  # what adapts after a batch shows in the next
         metrics = learn(session, weigh(session, scored_rollouts()))
         objective.adapt(merge_metrics(metrics))
         if objective.uses_reference and config.algorithm.kl.refresh_steps:
             trainer.refresh_reference()
-        losses += [m["loss"].value for m in metrics]
+        losses += [m[name].value for m in metrics for name in ("loss", "critic_saw") if name in m]
     assert model.table.isfinite().all()
     return losses + model.table.detach().flatten().tolist()
+
+
+class _Guessing:
+    """A critic that foresees some number of every token; its loss is the sum of what it is told to learn."""
+
+    def values(self, batch):
+        return torch.randn(batch.tokens.shape, generator=torch.Generator().manual_seed(6))
+
+    def step(self, batch):
+        return {"critic_saw": Metric("sum", float((batch.token_weights * batch.returns).sum()))}
+
+    def copy_weights(self):
+        return {}
 
 
 def inner_type(annotation):

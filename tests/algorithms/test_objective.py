@@ -195,7 +195,8 @@ def scored(rewards, *, groups, sequence_ids, loss_mask=None, **more):
 def test_rollouts_of_one_token_each_get_the_advantage_of_their_own_rollout(kind):
     # As many tokens as rollouts: a result per rollout must not pass for one per token, nor the other way round.
     # Rewards 1 and 0 of one group: every estimator gives rollout 0, whose token comes second, the positive advantage.
-    found = objective(advantage={"kind": kind}).advantages(scored([1.0, 0.0], groups=[0, 0], sequence_ids=[1, 0]))
+    rollouts = scored([1.0, 0.0], groups=[0, 0], sequence_ids=[1, 0], values=torch.zeros(2))
+    found = objective(advantage={"kind": kind}).advantages(rollouts)
     assert found[1] > 0 > found[0]
 
 

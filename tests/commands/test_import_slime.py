@@ -378,6 +378,7 @@ def test_an_imported_script_trains_with_the_user_s_own_reward_function(small, tm
         ("cispo", "cispo"),
         ("reinforce_plus_plus", "ppo_clip"),
         ("reinforce_plus_plus_baseline", "ppo_clip"),
+        ("ppo", "ppo_clip"),
     ],
 )
 def test_slime_s_estimators_are_taken_on_strop_s_command_line(small, estimator, kind, monkeypatch):
@@ -396,9 +397,3 @@ def test_canonical_cispo_is_taken_on_strop_s_command_line(small):
     )
     assert done.code == 0, done.err
     assert "clip(r_t, 0, 5)" in done.out
-
-
-def test_the_estimator_that_needs_a_critic_is_refused_with_those_there_are(small):
-    done = strop("explain", small.train, "--advantage-estimator", "ppo")
-    assert done.code == 2
-    assert "algorithm.preset must be one of grpo, " in done.err

@@ -68,7 +68,7 @@ def test_a_key_of_wandb_is_neither_printed_nor_written(launched, tmp_path):
         ("cispo", {"kind": "cispo", "eps_clip": 0.2, "eps_clip_high": 0.2}, {"kind": "group"}),
         ("reinforce_plus_plus", {"kind": "ppo_clip"}, {"kind": "reinforce_plus_plus"}),
         ("reinforce_plus_plus_baseline", {"kind": "ppo_clip"}, {"kind": "reinforce_plus_plus_baseline"}),
-        ("ppo", {"kind": "ppo_clip"}, {"kind": "group"}),
+        ("ppo", {"kind": "ppo_clip"}, {"kind": "gae", "whiten": False}),
     ],
 )
 def test_each_estimator_has_slime_s_bounds_and_its_advantage(launched, estimator, loss, advantage):
@@ -76,8 +76,48 @@ def test_each_estimator_has_slime_s_bounds_and_its_advantage(launched, estimator
     found = launched(advantage_estimator=estimator, global_batch_size="8")
     assert found.values["algorithm"].get("policy_loss", {"kind": "ppo_clip"}) == loss
     assert found.values["algorithm"].get("advantage", {"kind": "group"}) == advantage
-    if estimator == "ppo":
-        assert "no critic" in found.reason("--advantage-estimator")
+
+
+def test_ppo_s_critic_is_mapped_with_the_optimizer_that_it_shares_with_the_policy(launched):
+    found = launched(
+        advantage_estimator="ppo",
+        lr="2e-6",
+        lr_decay_style="cosine",
+        weight_decay="0.2",
+        num_rollout="50",
+        gamma="0.99",
+        lambd="0.95",
+        normalize_advantages="",
+        value_clip="0.5",
+        critic_lr="5e-6",
+        critic_lr_warmup_iters="3",
+        num_critic_only_steps="4",
+        critic_load="/models/critic",
+        kl_coef="0.01",
+    )
+    config = found.config()
+    assert found.values["algorithm"]["advantage"] == {
+        "kind": "gae",
+        "gamma": 0.99,
+        "lam": 0.95,
+    }  # whiten is true anyway
+    assert config.algorithm.advantage.whiten
+    critic = config.critic
+    assert (critic.lr, critic.lr_schedule, critic.weight_decay, critic.beta2) == (5e-6, "cosine", 0.2, 0.999)
+    assert (critic.warmup_steps, critic.only_first_steps, critic.eps_clip_value) == (3, 4, 0.5)
+    assert critic.path == "/models/critic"
+    assert (config.algorithm.kl.coef, config.algorithm.kl.place) == (0.01, "reward")
+    assert "a Hugging Face folder" in found.out
+
+
+def test_without_a_rate_of_its_own_slime_s_critic_has_the_policy_s(launched):
+    assert launched(advantage_estimator="ppo", lr="3e-6").config().critic.lr == 3e-6
+
+
+def test_flags_of_the_critic_are_said_to_be_idle_without_one(launched):
+    found = launched(advantage_estimator="grpo", critic_lr="5e-6", lambd="0.9")
+    assert "acts with --advantage-estimator ppo alone" in found.reason("--critic-lr")
+    assert "acts with --advantage-estimator ppo alone" in found.reason("--lambd")
 
 
 def test_canonical_cispo_is_mapped_in_full(launched):
@@ -242,7 +282,7 @@ def test_rows_that_strop_cannot_select_are_said(launched):
 @pytest.mark.parametrize(
     "flags, shown",
     [
-        ({"eval_prompt_data": "a /a.jsonl b /b.jsonl", "eval_interval": "5"}, ("/a.jsonl", False, 1, 1.0)),
+        ({"eval_prompt_data": "a /a.jsonl", "eval_interval": "5"}, ("/a.jsonl", False, 1, 1.0)),
         ({"eval_prompt_data": "/a.jsonl", "eval_temperature": "0.6"}, ("/a.jsonl", False, 1, 0.6)),
         ({"eval_prompt_data": "a /a.jsonl", "eval_temperature": "0", "eval_top_p": "0.7"}, ("/a.jsonl", True, 0, 1.0)),
     ],
@@ -250,6 +290,28 @@ def test_rows_that_strop_cannot_select_are_said(launched):
 def test_evaluation_answers_as_slime_does(launched, flags, shown):
     options = launched(**flags).config().eval
     assert (options.data.path, options.greedy, options.num_samples, options.temperature) == shown
+
+
+def test_each_set_of_held_out_prompts_keeps_its_name_and_its_columns(launched):
+    names = "aime /a.jsonl math.500 /m.parquet@[0:100]"
+    found = launched(eval_prompt_data=names, eval_label_key="answer", n_samples_per_eval_prompt="16", eval_top_p="0.7")
+    options = found.config().eval
+    assert options.data is None
+    assert {name: own.data.path for name, own in options.sets.items()} == {"aime": "/a.jsonl", "math-500": "/m.parquet"}
+    assert [own.data.kind for own in options.sets.values()] == ["jsonl", "parquet"]
+    assert [own.data.max_prompts for own in options.sets.values()] == [None, 100]
+    assert {own.data.label_key for own in options.sets.values()} == {"answer"}
+    assert (options.num_samples, options.top_p, options.greedy) == (16, 0.7, False)
+    assert "[eval.sets.math-500.data]" in found.path.read_text()
+    odd = launched(eval_prompt_data="a /a.jsonl b /b.jsonl c")
+    assert list(odd.config().eval.sets) == ["a", "b"]
+    assert "c is left out" in odd.out
+
+
+def test_slime_s_evaluation_before_training_can_be_skipped(launched):
+    flags = {"eval_prompt_data": "a /a.jsonl", "eval_interval": "5"}
+    assert launched(**flags).config().eval.at_start
+    assert not launched(**flags, skip_eval_before_train="").config().eval.at_start
 
 
 def test_options_of_an_evaluation_without_data_have_strop_s_reason(launched):

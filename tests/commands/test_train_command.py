@@ -46,7 +46,16 @@ def test_a_run_prints_the_objective_the_first_prompt_and_one_line_a_step(made):
 
 def test_a_run_folder_holds_what_the_design_lists_and_nothing_half_written(made):
     _, run = made
-    listed = ["checkpoints", "config.toml", "metrics.jsonl", "model", "objective.txt", "report.html", "rollouts"]
+    listed = [
+        "best",
+        "checkpoints",
+        "config.toml",
+        "metrics.jsonl",
+        "model",
+        "objective.txt",
+        "report.html",
+        "rollouts",
+    ]
     assert sorted(path.name for path in run.iterdir()) == listed
     assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["step_000002", "step_000003"]
     steps = [f"step_00000{n}.jsonl" for n in (1, 2, 3)]
@@ -74,7 +83,8 @@ def test_the_written_objective_is_the_one_that_was_printed(made):
 
 
 def test_metrics_have_one_line_of_finite_numbers_a_step(made):
-    rows = read_lines(made[1] / "metrics.jsonl")
+    start, *rows = read_lines(made[1] / "metrics.jsonl")
+    assert (start["step"], {name.partition("/")[0] for name in start}) == (0, {"step", "eval"})
     assert [row["step"] for row in rows] == [1, 2, 3]
     assert [name for row in rows for name, value in row.items() if value is None or not math.isfinite(value)] == []
     expected = {"reward", "loss", "entropy", "grad_norm", "clip_fraction", "logprob_gap", "response_tokens", "lr"}
@@ -86,7 +96,7 @@ def test_metrics_have_one_line_of_finite_numbers_a_step(made):
 
 def test_the_numbers_of_a_step_follow_from_its_rollouts(made):
     _, run = made
-    for row in read_lines(run / "metrics.jsonl"):
+    for row in read_lines(run / "metrics.jsonl")[1:]:
         rollouts = read_lines(run / f"rollouts/step_{row['step']:06d}.jsonl")
         assert len(rollouts) == 16
         for r in rollouts:

@@ -106,7 +106,8 @@ def test_presets_go_by_the_flag_that_users_of_slime_know(flags):
 
 def test_an_unknown_preset_is_refused_with_those_there_are():
     names = (
-        "grpo, dr_grpo, dapo, cispo, gspo, rloo, reinforce_plus_plus, reinforce_plus_plus_baseline, sapo, gmpo, topr"
+        "grpo, dr_grpo, dapo, cispo, gspo, rloo, reinforce_plus_plus, reinforce_plus_plus_baseline, sapo, gmpo, topr, "
+        "ppo, vapo"
     )
     with pytest.raises(ConfigError, match=rf"algorithm\.preset must be one of {names}, got 'gspoo'"):
         make({"preset": "gspoo"})

@@ -3,6 +3,8 @@
 import json
 
 import pytest
+from chat_templates import CHATML
+from chat_templates import chat_tokenizer as tokenizer_with
 from letter_tokenizers import make_chat_tokenizer, make_tokenizer
 
 from strop.config.data import DemonstrationOptions
@@ -79,3 +81,92 @@ def test_broken_lines_are_counted_when_they_may_be_left_out(load, tokenizer):
 def test_a_tokenizer_without_an_end_token_is_refused(load):
     with pytest.raises(ConfigError, match=r"^model\.path must have a tokenizer with an end token"):
         load(make_tokenizer(eos=None), {"prompt": "a", "response": "c"})
+
+
+# ---- conversations, Parquet, lengths --------------------------------------------------------------------------------
+
+TALK = [{"role": "user", "content": "ab"}, {"role": "assistant", "content": "c"}]
+
+
+@pytest.fixture
+def chatml():
+    return tokenizer_with(CHATML)
+
+
+def test_a_row_with_messages_is_a_conversation_and_one_without_a_prompt_and_a_response(load, chatml):
+    conversation, pair, other = load(chatml, {"messages": TALK}, PAIR, {"messages": None, **PAIR}).demonstrations
+    turn_end, line_feed = chatml.convert_tokens_to_ids(["<|im_end|>", "\n"])
+    assert conversation.tokens == (*pair.tokens[:-1], turn_end, line_feed)
+    assert conversation.response_mask == (*pair.response_mask, False)
+    assert other.tokens == pair.tokens
+
+
+def test_the_column_of_conversations_and_what_is_learned_of_them_follow_the_options(load, chatml):
+    (demonstration,) = load(chatml, {"talk": TALK}, messages_key="talk", train_on="all").demonstrations
+    assert all(demonstration.response_mask)
+    (pair,) = load(chatml, {"prompt": "ab", "response": "c"}, train_on="all").demonstrations
+    assert all(pair.response_mask)
+
+
+def test_a_row_with_a_conversation_and_a_response_is_an_error(load, chatml):
+    with pytest.raises(DataError, match=r"line 1: has a conversation \('messages'\) and a response \('response'\)"):
+        load(chatml, {"messages": TALK, "response": "c"})
+
+
+def test_a_row_with_neither_is_an_error_that_names_both(load, tokenizer):
+    with pytest.raises(DataError, match=r"no key 'messages' \(data.messages_key\), no key 'prompt'.*Its keys: 'a'"):
+        load(tokenizer, {"a": 1})
+
+
+def test_parquet_gives_what_jsonl_gives(load, chatml, tmp_path):
+    """Parquet gives every message of a column the same keys, those it lacks as null."""
+    import pyarrow
+    from pyarrow import parquet
+
+    rows = [{"messages": [TALK[0], {**TALK[1], "train": True}]}, {"messages": [*TALK, *TALK]}]
+    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "rows.parquet")
+    options = DemonstrationOptions(kind="parquet", path=str(tmp_path / "rows.parquet"), train_on="last")
+    assert load_demonstrations(options, chatml) == load(chatml, *rows, train_on="last")
+
+
+def test_only_the_first_rows_are_used(load, tokenizer):
+    assert len(load(tokenizer, *[PAIR] * 5, max_rows=2).demonstrations) == 2
+
+
+PAIR = {"prompt": "ab", "response": "c"}  # a b c </s>
+LONG = {"prompt": "ab", "response": "cde"}  # a b c d e </s>
+
+
+def test_a_demonstration_that_is_too_long_is_an_error_with_its_line_and_both_lengths(load, tokenizer):
+    said = r'line 2: the demonstration has 6 tokens and may have 4 \(data\.max_length_tokens\)\. Set data\.too_long = "drop"'
+    with pytest.raises(DataError, match=said):
+        load(tokenizer, PAIR, LONG, max_length_tokens=4)
+
+
+def test_what_is_too_long_can_be_left_out_or_cut_and_is_counted(load, tokenizer):
+    dropped = load(tokenizer, LONG, PAIR, max_length_tokens=4, too_long="drop")
+    assert [d.row for d in dropped.demonstrations] == [1]
+    assert (dropped.num_dropped, dropped.num_truncated) == (1, 0)
+    cut = load(tokenizer, LONG, PAIR, max_length_tokens=4, too_long="truncate")
+    assert table(cut.demonstrations[0]) == [(3, False), (4, False), (5, True), (6, True)]
+    assert (cut.num_dropped, cut.num_truncated) == (0, 1)
+
+
+def test_what_has_nothing_left_to_learn_once_it_is_cut_is_left_out(load, tokenizer):
+    cut = load(tokenizer, {"prompt": "abcd", "response": "c"}, PAIR, max_length_tokens=4, too_long="truncate")
+    assert [d.row for d in cut.demonstrations] == [1]
+    assert (cut.num_dropped, cut.num_truncated) == (1, 0)
+    with pytest.raises(DataError, match="none of the 1 rows is left"):
+        load(tokenizer, LONG, max_length_tokens=2, too_long="drop")
+
+
+def test_without_a_limit_of_its_own_the_model_s_positions_are_the_limit(tokenizer, tmp_path):
+    (tmp_path / "rows.jsonl").write_text(json.dumps(LONG))
+    options = DemonstrationOptions(path=str(tmp_path / "rows.jsonl"))
+    with pytest.raises(DataError, match=r"has 6 tokens and may have 5 \(the model's positions\)"):
+        load_demonstrations(options, tokenizer, max_positions=5)
+    beyond = options.model_copy(update={"max_length_tokens": 6})
+    with pytest.raises(
+        ConfigError, match=r"^validation\.data\.max_length_tokens must be at most the model's 5 positions"
+    ):
+        load_demonstrations(beyond, tokenizer, table="validation.data", max_positions=5)

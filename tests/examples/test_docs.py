@@ -29,6 +29,7 @@ from strop.algorithms import objective_formula
 from strop.cli import cli
 from strop.compat.import_slime import KNOWN
 from strop.config import load_config, to_toml
+from strop.config.eval_target import load_eval_config
 from strop.config.load import ROOTS
 from strop.config.overrides import nest, parse_flags
 from strop.observe.console import _COLUMNS
@@ -130,18 +131,28 @@ def accept(words, finished_runs):
     given = cli.commands[name].make_context(name, rest).params
     if name in ("doctor", "help", "schema", "import-slime"):
         return
-    path = given.get("config") or given["target"]
+    if name == "eval":
+        accept_eval(given["target"], given["flags"])
+        return
+    path = given["config"]
     is_sft = name == "sft" or given.get("is_sft", False)
     command = "sft" if is_sft else "train"
     flags = parse_flags(ROOTS[command], given["flags"])
     config = load_config(path / "config.toml" if path.is_dir() else path, flags, command=command)
-    if name == "eval":
-        assert config.eval.data is not None, "eval.data must be given"
     if name in ("train", "sft"):
         assert given.get("resume") or config.run.overwrite or config.folder not in finished_runs, "holds a run already"
         finished_runs.add(config.folder)
         config.folder.mkdir(parents=True, exist_ok=True)
         (config.folder / "config.toml").write_text(to_toml(config))
+
+
+def accept_eval(target, flags):
+    """A folder that an earlier command or the reader left is made here; of a model's, what tells it from others."""
+    if target.suffix != ".toml" and not target.exists():
+        target.mkdir(parents=True)
+        (target / "config.json").touch()
+    config = load_eval_config(target, parse_flags(ROOTS["eval"], flags, is_eval=True))
+    assert config.eval.all_sets, "eval.data must be given"
 
 
 @page_parameter
@@ -211,7 +222,8 @@ def test_the_overrides_of_load_config_are_accepted(block, folder):
     for call in calls_of_load_config(block.code):
         path, overrides = call.args
         pairs = zip(overrides.keys, overrides.values, strict=True)
-        config = load_config(ast.literal_eval(path), {literal(key): literal(value) for key, value in pairs})
+        more = {word.arg: literal(word.value) for word in call.keywords}
+        config = load_config(ast.literal_eval(path), {literal(key): literal(value) for key, value in pairs}, **more)
         assert "strop.evaluate" not in block.code or config.eval.data is not None
 
 
@@ -245,7 +257,7 @@ def test_a_reward_function_of_slime_scores(page, folder):
     [
         b
         for b in blocks_of("python")
-        if "import" in b.code and not re.search(r"strop.train|evaluate|Rollout|\bspo\b|async def", b.code)
+        if "import" in b.code and not re.search(r"strop.train|strop.sft|evaluate|Rollout|\bspo\b|async def", b.code)
     ],
     ids=lambda block: block.where,
 )
@@ -334,7 +346,7 @@ language_parameter = pytest.mark.parametrize("page", RUNNING, ids=lambda page: p
 
 @language_parameter
 def test_the_columns_of_a_step_s_line_are_explained(page):
-    rows = dict(re.findall(r"^\| `([\w/]+)` \| `(\w+)` \|", prose(page), re.MULTILINE))
+    rows = dict(re.findall(r"^\| `([\w/]+)` \| `([\w/]+)` \|", prose(page), re.MULTILINE))
     assert rows | {"nll": "nll"} == {label: metric for label, metric, _ in _COLUMNS}
     assert "`nll`" in prose(page)
 

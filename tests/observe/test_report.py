@@ -60,8 +60,24 @@ def test_the_report_shows_the_objective_and_a_curve_for_every_metric(run):
     text = "".join(page.words)
     assert (run / "objective.txt").read_text().strip() in text
     names = {name for row in read_lines(run / "metrics.jsonl") for name in row} - {"step"}
+    names = {name for name in names if not name.endswith(("_reward_low", "_reward_high"))}
     assert [name for name in names if name not in page.words] == []
     assert page.curves == len(names)
+
+
+def test_the_curve_of_an_evaluation_begins_at_step_0_and_has_its_interval_around_it(run):
+    """The text below a curve is its steps, and its range, to which the interval counts."""
+    words = Page(run / "report.html").words
+    (start, *_, end) = read_lines(run / "metrics.jsonl")
+    place = words.index("eval/sampled_reward")
+    shown = [word for word in words[place + 1 :] if word.strip()][:3]
+    low, high = (side([row[f"eval/sampled_reward_{name}"] for row in (start, end)]) for side, name in _ENDS)
+    assert shown[0] == f"{start['eval/sampled_reward']:.4g} \u2192 {end['eval/sampled_reward']:.4g}"
+    assert shown[1:] == ["steps 0\u20133", f"{low:.4g} \u2026 {high:.4g}"]
+    assert (run / "report.html").read_text().count("<polygon") == 2  # greedy and sampled
+
+
+_ENDS = ((min, "low"), (max, "high"))
 
 
 def test_the_report_shows_samples_of_the_last_step(run):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from commands.small_runs import small_once, strop
 
-from strop.config import PRESETS, SFTConfig, TrainConfig, load_config, make_config, tree
+from strop.config import PRESETS, CriticOptions, SFTConfig, TrainConfig, load_config, make_config, tree
 from strop.runtime.audit import FAILURES, audit
 
 ROOT = Path(__file__).parents[2]
@@ -56,6 +56,15 @@ def test_no_option_of_a_preset_is_dead(preset):
     assert any("loss" in f.changes or "update" in f.changes for f in of_preset)
 
 
+def test_no_option_of_a_critic_is_dead():
+    config = make_config(
+        TrainConfig, BASE | {"algorithm": {"preset": "ppo", "updates_per_batch": 2}}, {}, file="x.toml"
+    )
+    findings = list(audit(config, only="critic"))
+    assert failures(findings) == []
+    assert {f.path.removeprefix("critic.") for f in findings if f.verdict == "acts"} == set(CriticOptions.model_fields)
+
+
 @pytest.mark.parametrize("example", ["quickstart/cispo.toml", "smollm2-sums/config.toml"])
 def test_no_option_of_an_example_is_dead(example):
     assert failures(audit(load_config(ROOT / "examples" / example))) == []
@@ -69,16 +78,38 @@ def test_every_option_there_is_acts_somewhere_and_none_is_accepted_without_actin
     findings += audit(config, only="algorithm")
     assert failures(findings) == []
     acting = {f.path for f in findings if f.verdict in ("acts", "one value", "cannot act here")}
-    # An evaluation takes all prompts, whatever their order; [data] has the option from the same class.
-    assert set(tree.paths(TrainConfig)) - acting == {"eval.data.shuffle"}
+    silent = set(tree.paths(TrainConfig)) - acting
+    # An evaluation takes all prompts, whatever their order; [data] has the option from the same class. A critic and named
+    # sets have tests of their own.
+    assert {path for path in silent if not path.startswith(("critic.", "eval.sets."))} == {"eval.data.shuffle"}
 
 
 def test_every_option_of_strop_sft_acts():
-    config = make_config(SFTConfig, {"model": {"path": "nowhere"}, "data": {"path": "nowhere"}}, {}, file="x.toml")
-    findings = list(audit(config))
-    assert {f.path for f in findings} == set(tree.paths(SFTConfig))
-    assert {f.verdict for f in findings} <= {"acts", "one value", "cannot act here"}
-    assert next(f for f in findings if f.path == "data.response_key").changes.keys() >= {"loss", "update"}
+    held_out = {"every_steps": 10, "data": {"path": "nowhere"}}
+    values = {"model": {"path": "nowhere"}, "data": {"path": "nowhere"}, "validation": held_out}
+    config = make_config(SFTConfig, values | {"run": {"checkpoint_every_steps": 10}}, {}, file="x.toml")
+    findings = {f.path: f for f in audit(config)}
+    assert {path for path in tree.paths(SFTConfig) if path not in findings} == set()
+    idle = {"validation.data.shuffle", "validation.data.batch_size"}  # a validation takes all at once
+    assert {path for path, f in findings.items() if f.verdict not in ("acts", "one value", "cannot act here")} == idle
+    assert findings["data.response_key"].changes.keys() >= {"loss", "update"}
+
+
+def test_every_option_of_a_named_set_of_held_out_prompts_acts_or_is_refused():
+    """Option by option, under the name that the set has."""
+    held_out = {"data": {"kind": "jsonl", "path": "none.jsonl"}, "reward": {"kind": "number"}}
+    config = make_config(TrainConfig, BASE | {"eval": {"sets": {"aime-24": held_out}}}, {}, file="x.toml")
+    findings = {f.path: f for f in audit(config, only="eval.sets")}
+    general = {tree.general(TrainConfig, path) for path in findings}
+    kinds = ("jsonl", "number", None)
+    wanted = {
+        leaf.path for leaf in tree.leaves(TrainConfig) if leaf.path.startswith("eval.sets.") and leaf.kind in kinds
+    }
+    assert general == wanted
+    assert {path for path in findings if not path.startswith("eval.sets.aime-24.")} == set()
+    assert failures(findings.values()) == []
+    silent = {path.rpartition(".")[2] for path, f in findings.items() if f.verdict not in ("acts", "one value")}
+    assert silent == {"shuffle"}  # an evaluation takes all prompts, whatever their order
 
 
 def test_the_command_prints_what_moved_and_ends_well(small):

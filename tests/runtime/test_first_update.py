@@ -29,6 +29,7 @@ def updates_of(algorithm, layout, *, truncated=()):
         config=config,
         objective=PolicyObjective(config.algorithm, temperature=0.9, max_response_tokens=9),
         trainer=make_trainer(model, lr=0.05, layout=layout, max_tokens_per_micro_batch=30),
+        critic=None,
         console=types.SimpleNamespace(phase=lambda *_: contextlib.nullcontext(), advance=lambda _: None),
         step=0,
     )

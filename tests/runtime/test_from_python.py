@@ -34,7 +34,7 @@ def test_train_returns_the_lines_of_metrics_and_where_the_model_is(config_of, he
     result = strop.train(config_of(**held_out))
     assert (result.folder, result.model, result.interrupted) == (tmp_path / "run", tmp_path / "run/model", False)
     assert result.steps == read_lines(tmp_path / "run/metrics.jsonl")
-    assert len(result.steps) == 3
+    assert [row["step"] for row in result.steps] == [0, 1, 2, 3]  # 0: the evaluation before the first
     assert [evaluation.step for evaluation in result.evaluations] == [0, 3]
     last = result.evaluations[-1].metrics()
     assert {name: result.steps[-1][name] for name in last} == last

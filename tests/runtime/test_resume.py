@@ -268,7 +268,7 @@ def test_what_changes_no_step_may_change_when_a_run_is_resumed(small, whole, sto
 def test_a_resumed_run_that_shall_be_longer_says_what_becomes_of_its_schedule(small, stopped):
     done = strop("train", small.train, *FLAGS[2:], "--num-steps", "5", "--run.folder", stopped(2), "--resume")
     assert done.code == 0, done.err
-    assert "warning: run.num_steps is 5 and was 4: the cosine schedule ends later" in done.out
+    assert "warning: the run has 5 steps and had 4: the cosine schedule ends later" in done.out
 
 
 def test_resuming_with_prompts_of_other_content_is_refused(small, stopped, tmp_path):

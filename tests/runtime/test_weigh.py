@@ -34,6 +34,7 @@ def session_of(algorithm, *, lr=0.05, layout="padded"):
         config=config,
         objective=PolicyObjective(config.algorithm, temperature=1.0, max_response_tokens=9),
         trainer=make_trainer(tiny_models.llama(), lr=lr, layout=layout, max_tokens_per_micro_batch=30),
+        critic=None,
         console=types.SimpleNamespace(phase=lambda *_: contextlib.nullcontext(), advance=lambda _: None),
         step=0,
     )

@@ -8,9 +8,9 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from strop import ops
 from strop.algorithms import PolicyObjective
-from strop.config import AlgorithmOptions, TorchTrainerOptions
+from strop.config import AlgorithmOptions, CriticOptions, TorchTrainerOptions
 from strop.data import build_batch
-from strop.trainers import TorchTrainer
+from strop.trainers import TorchCritic, TorchTrainer, ValueModel, body_of
 from strop.types import Prompt, Rollout
 
 
@@ -70,6 +70,13 @@ def make_trainer(model, *, total_steps=100, max_logprob_gap=float("inf"), keeps_
         max_logprob_gap=max_logprob_gap,
         keeps_reference=keeps_reference,
     )
+
+
+def make_critic(model, *, total_steps=100, layout="padded", max_tokens_per_micro_batch=4096, **options):
+    """A critic on a copy of the model's body, one that never scales gradients unless told to."""
+    rows = TorchTrainerOptions(layout=layout, max_tokens_per_micro_batch=max_tokens_per_micro_batch)
+    options = CriticOptions(**{"max_grad_norm": 1e9} | options)
+    return TorchCritic(ValueModel(body_of(model)), options, rows, total_steps=total_steps)
 
 
 def make_objective(*, temperature=1.0, **algorithm):

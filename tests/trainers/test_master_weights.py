@@ -124,5 +124,5 @@ def test_tied_bfloat16_weights_have_one_master_and_stay_tied():
 def test_a_float32_model_is_its_own_master():
     model = tiny_models.llama()
     trainer = make_trainer(model)
-    moved = [p for group in trainer._optimizer.param_groups for p in group["params"]]
+    moved = [p for group in trainer._updates.optimizer.param_groups for p in group["params"]]
     assert {id(p) for p in moved} == {id(p) for p in model.parameters()}

@@ -100,11 +100,12 @@ def session(model, *, mask_truncated):
     )
     objective, real = GivenLosses(), make_objective(reduction="sequence_mean")
     objective.options, objective.needs_old_logprobs = real.options, False
-    objective.advantages = lambda scored: scored.rewards[scored.sequence_ids]
+    objective.advantages_and_returns = lambda scored: (scored.rewards[scored.sequence_ids], None)
     objective.step_tensors, objective.adapt = real.step_tensors, real.adapt
     console = types.SimpleNamespace(phase=lambda *_: contextlib.nullcontext(), advance=lambda _: None)
     trainer = make_trainer(model, lr=0.1, weight_decay=0.1)
-    return types.SimpleNamespace(config=config, objective=objective, trainer=trainer, console=console, step=0)
+    parts = {"config": config, "objective": objective, "trainer": trainer, "critic": None}
+    return types.SimpleNamespace(**parts, console=console, step=0)
 
 
 def truncated_case(*, x_is_truncated=False):

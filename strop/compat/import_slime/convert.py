@@ -3,27 +3,54 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import tomlkit
 
-from strop.compat.import_slime import objective, sampling, training
+from strop.compat.import_slime import critic, objective, sampling, sft, training
 from strop.compat.import_slime.draft import SECRET, Draft, Given, Row
 from strop.compat.import_slime.script import Flag, Script, read_script
 from strop.compat.import_slime.without import WITHOUT, reason_without
-from strop.config import TrainConfig, make_config, tree
+from strop.config import RootConfig, SFTConfig, TrainConfig, make_config, tree
 from strop.types import ConfigError
 
-RULES = {rule: tuple(flags.split()) for room in (training, sampling, objective) for rule, flags in room.RULES.items()}
+RULES = {
+    rule: tuple(flags.split()) for room in (training, sampling, objective, critic) for rule, flags in room.RULES.items()
+}
 MAPPED = tuple(flag for flags in RULES.values() for flag in flags)
 KNOWN = (*MAPPED, *WITHOUT)
+_OF_REINFORCEMENT = "is of sampling, rewards or reinforcement learning, which strop sft has none of."
 _SWITCHES = """--use-kl-loss --use-unbiased-kl --normalize-advantages --disable-grpo-std-normalization --use-tis
     --disable-rewards-normalization --use-rollout-logprobs --use-opsm --calculate-per-token-loss --apply-chat-template
-    --rollout-shuffle --group-rm --use-dynamic-batch-size --rollout-skip-special-tokens --bf16 --fp16""".split()  # noqa: SIM905
+    --rollout-shuffle --group-rm --use-dynamic-batch-size --rollout-skip-special-tokens --bf16 --fp16
+    --skip-eval-before-train""".split()  # noqa: SIM905
 _TAKE_MANY = frozenset(("--eval-prompt-data", "--rollout-stop-token-ids"))
-_PROBLEM = re.compile(r"([\w.]+) ")
+_PROBLEM = re.compile(r"([\w.-]+) ")
+
+
+@dataclass(frozen=True)
+class _Target:
+    """What a launch becomes: a config of one command, by rules of its own."""
+
+    command: Literal["train", "sft"]
+    root: type[TrainConfig] | type[SFTConfig]
+    rules: dict[Callable[[Given, Draft], None], tuple[str, ...]]
+
+    @property
+    def mapped(self) -> set[str]:
+        return {flag for flags in self.rules.values() for flag in flags}
+
+    def reason_without(self, flag: str) -> str:
+        is_of_training = self.command == "sft" and flag in MAPPED and flag not in WITHOUT
+        return _OF_REINFORCEMENT if is_of_training else reason_without(flag)
+
+
+_TRAIN = _Target("train", TrainConfig, RULES)
+_SFT = _Target("sft", SFTConfig, {r: tuple(f.split()) for room in (training, sft) for r, f in room.RULES.items()})
+SFT_MAPPED = tuple(flag for flags in _SFT.rules.values() for flag in flags)
 
 
 @dataclass(frozen=True)
@@ -35,6 +62,7 @@ class Imported:
     default: list[str]
     without: list[str]
     notes: list[str]  # of reading the script
+    command: Literal["train", "sft"]  # whose config it is
 
     def groups(self) -> list[tuple[str, list[str]]]:
         """Title and lines, as they are printed."""
@@ -60,33 +88,35 @@ def import_script(path: Path, name: str) -> Imported:
     script = read_script(path)
     given = Given({flag.name: flag for flag in script.flags})
     draft = Draft()
-    for rule, flags in RULES.items():
+    target = _SFT if sft.is_sft(given) else _TRAIN
+    for rule, flags in target.rules.items():
         rule(given, draft)
         explained = {flag for row in draft.rows for flag in row.flags}
         silent = [flag for flag in flags if given.has(flag) and flag not in explained]
         assert not silent, silent
     for flag in given.flags:
-        if flag not in MAPPED:
-            draft.without(flag, reason_without(flag))
-    config, values, refused = _settle(draft, name)
+        if flag not in target.mapped:
+            draft.without(flag, target.reason_without(flag))
+    config, values, refused = _settle(draft, name, target.root)
     now, defaults = tree.values(config), tree.defaults(config)
-    written = {path: now[path] for path in values if _is_needed(path) or now[path] != defaults[path]}
+    written = {path: now[path] for path in values if _is_needed(target.root, path) or now[path] != defaults[path]}
     account = _Account(given, now, written, refused)
     return Imported(
-        _toml(written, path.name),
+        _toml(written, path.name, target),
         [account.line(row) for row in draft.rows if account.is_mapped(row)],
         [account.default_line(row) for row in draft.rows if account.is_default(row)],
-        [*account.without(draft.rows), *_oddities(script)],
+        [*account.without(draft.rows), *_oddities(script, target.mapped)],
         script.notes,
+        target.command,
     )
 
 
-def _oddities(script: Script) -> list[str]:
+def _oddities(script: Script, mapped: set[str]) -> list[str]:
     """Words that belong to no flag, flags that stand there twice, and values that only the shell knows."""
     found = [f"{word}\n    belongs to no flag." for word in script.strays]
     last = {flag.name: flag for flag in script.flags}
     for flag in script.flags:
-        known = flag.name in MAPPED
+        known = flag.name in mapped
         most = 0 if flag.name in _SWITCHES else len(flag.values) if flag.name in _TAKE_MANY else 1
         if last[flag.name] is not flag:
             found.append(f"{_shown(flag)} (line {flag.line})\n    is given again later, and the last one counts.")
@@ -107,22 +137,23 @@ def _shown(flag: Flag) -> str:
     return f"{flag.name} ..." if flag.name in SECRET else str(flag)
 
 
-def _is_needed(path: str) -> bool:
+def _is_needed(root: type[RootConfig], path: str) -> bool:
     """Written whatever its value: what has no default, and the kind of a table that comes in variants."""
-    is_kind = path.endswith(".kind") and path.rpartition(".")[0] in tree.union_tables(TrainConfig)
-    return is_kind or any(leaf.field.is_required() for leaf in tree.leaves(TrainConfig) if leaf.path == path)
+    is_kind = path.endswith(".kind") and tree.is_union(root, path.rpartition(".")[0])
+    general = tree.general(root, path)
+    return is_kind or any(leaf.field.is_required() for leaf in tree.leaves(root) if leaf.path == general)
 
 
-def _settle(draft: Draft, name: str) -> tuple[TrainConfig, dict[str, Any], dict[str, str]]:
+def _settle(draft: Draft, name: str, root: type[RootConfig]) -> tuple[RootConfig, dict[str, Any], dict[str, str]]:
     """The config, the values that make it, and strop's own words about those that it refuses."""
     values = {row.option: row.value for row in draft.rows if row.option}
     refused: dict[str, str] = {}
     while True:
         try:
-            config = make_config(TrainConfig, _nested(values), {}, file=name)
+            config = make_config(root, _nested(values), {}, file=name)
             now = tree.values(config)
             as_written = {option: _plain(now[option]) for option in values}  # a number, not the text of one
-            make_config(TrainConfig, _nested(as_written), {}, file=name)
+            make_config(root, _nested(as_written), {}, file=name)
         except ConfigError as error:
             lines = [line.removeprefix(f"{name}: ").removesuffix(f" ({name})") for line in str(error).split("\n")]
             problems = ((_option_of(line, values), line) for line in lines)
@@ -200,11 +231,13 @@ def _toml_value(value: Any) -> str:
     return tomlkit.item("none" if value is None else list(value) if isinstance(value, tuple) else value).as_string()
 
 
-def _toml(written: dict[str, Any], script: str) -> str:
+def _toml(written: dict[str, Any], script: str, target: _Target) -> str:
     """The file, in the order of the tree of options."""
     document = tomlkit.document()
-    document.add(tomlkit.comment(f"Made from {script}, a launch script of slime, by strop import-slime."))
-    order = [path for path in tree.paths(TrainConfig) if path in written]
+    whose = "" if target.command == "train" else " It is a config of strop sft."
+    document.add(tomlkit.comment(f"Made from {script}, a launch script of slime, by strop import-slime.{whose}"))
+    places = {path: place for place, path in enumerate(tree.paths(target.root))}
+    order = sorted(written, key=lambda path: places[tree.general(target.root, path)])
     _fill(document, _nested({path: _plain(written[path]) for path in order}))
     return tomlkit.dumps(document)
 

@@ -10,6 +10,7 @@ _ESTIMATORS = {  # slime's name -> kind of the policy loss, kind of the advantag
     "cispo": ("cispo", "group"),
     "reinforce_plus_plus": ("ppo_clip", "reinforce_plus_plus"),
     "reinforce_plus_plus_baseline": ("ppo_clip", "reinforce_plus_plus_baseline"),
+    "ppo": ("ppo_clip", "gae"),
 }
 _EPS_CLIP = "0.2"  # slime's default, whatever the estimator
 _KL_KINDS = {"k1": "k1", "k2": "k2", "k3": "k3", "low_var_kl": "k3"}
@@ -32,11 +33,7 @@ def estimator(given: Given, draft: Draft) -> None:
         draft.set("algorithm.policy_loss.kind", loss, *flags)
         draft.set("algorithm.advantage.kind", advantage, *flags)
     else:
-        why = (
-            "strop has no critic (value model) yet"
-            if name == "ppo"
-            else "strop knows no estimator of slime by this name"
-        )
+        why = "strop knows no estimator of slime by this name"
         draft.without(flag, f"{why}; the config has the clipped loss of PPO with GRPO's advantage.")
     low = given.text("--eps-clip", _EPS_CLIP)
     for given_flag, option, value in (
@@ -55,13 +52,14 @@ def advantages(given: Given, draft: Draft) -> None:
     """What changes the advantages of an estimator."""
     kind = _advantage(given)
     if given.has("--gamma"):
-        if kind == "reinforce_plus_plus":
+        if kind in ("reinforce_plus_plus", "gae"):
             draft.set("algorithm.advantage.gamma", given.text("--gamma"), "--gamma")
         else:
-            draft.without(
-                "--gamma", "acts with reinforce_plus_plus and with a critic alone, in slime too; strop has no critic."
-            )
-    if given.has("--normalize-advantages"):
+            draft.without("--gamma", "acts with reinforce_plus_plus and ppo alone, in slime too.")
+    if kind == "gae":
+        flags = ("--normalize-advantages",) if given.has("--normalize-advantages") else ()
+        draft.set("algorithm.advantage.whiten", bool(flags), *flags)
+    elif given.has("--normalize-advantages"):
         if kind == "group":
             draft.set("algorithm.whiten_advantages", True, "--normalize-advantages")
         else:
@@ -72,8 +70,8 @@ def advantages(given: Given, draft: Draft) -> None:
         else:
             draft.without("--disable-grpo-std-normalization", "acts with group estimators alone, in slime too.")
     if given.has("--disable-rewards-normalization"):
-        if kind == "reinforce_plus_plus":
-            draft.same("--disable-rewards-normalization", "reinforce_plus_plus has no baseline of the group")
+        if kind in ("reinforce_plus_plus", "gae"):
+            draft.same("--disable-rewards-normalization", f"{kind} has no baseline of the group")
         else:
             draft.without(
                 "--disable-rewards-normalization",

@@ -10,6 +10,7 @@ from strop.compat.import_slime.draft import SECRET, Draft, Given
 from strop.compat.import_slime.script import Flag
 
 _SLICE = re.compile(r"(?P<path>.*)@\[(?P<start>-?\d*):(?P<end>-?\d*)\]")
+_SET_NAME = re.compile(r"[^A-Za-z0-9_-]+")  # what the name of a set cannot hold
 _SIMPLE = {
     "--rollout-temperature": "rollout.temperature",
     "--rollout-max-response-len": "rollout.max_response_tokens",
@@ -173,17 +174,17 @@ def evaluation(given: Given, draft: Draft) -> None:
     """Held-out prompts; what slime does not set for them is as in training."""
     names = "--eval-prompt-data"
     words = given.flags[names].values if given.has(names) else ()
-    if words:
-        _source("eval.data", words[1] if len(words) > 1 else words[0], names, draft)
-        if len(words) > 2:
-            draft.without(names, f"strop evaluates one set of prompts: {' '.join(words[2:])} is left out.")
+    for table, path in _held_out(words, draft):
+        _source(table, path, names, draft)
         keys = {"prompt_key": ("--eval-input-key", "--input-key"), "label_key": ("--eval-label-key", "--label-key")}
-        _columns("eval.data", given, draft, keys)
-    elif given.has(names):
+        _columns(table, given, draft, keys)
+    if given.has(names) and not words:
         draft.without(names, "names no file.")
     for flag in ("--eval-input-key", "--eval-label-key"):
         if given.has(flag) and not words:
             draft.without(flag, "cannot act without --eval-prompt-data.")
+    if given.has("--skip-eval-before-train"):
+        draft.set("eval.at_start", False, "--skip-eval-before-train")
     if given.has("--eval-interval"):
         draft.set("eval.every_steps", given.text("--eval-interval"), "--eval-interval")
     if given.has("--eval-max-response-len"):
@@ -192,6 +193,16 @@ def evaluation(given: Given, draft: Draft) -> None:
         _greedy(given, draft)
     else:
         _sampled(given, draft, has_data=bool(words))
+
+
+def _held_out(words: tuple[str, ...], draft: Draft) -> list[tuple[str, str]]:
+    """Table and file of each set: `name path name path ...`; of a single one eval.data, whose metrics have no name."""
+    if len(words) <= 2:
+        return [("eval.data", words[-1])] if words else []
+    if len(words) % 2:
+        draft.without("--eval-prompt-data", f"takes a name before each file: {words[-1]} is left out.")
+    pairs = zip(words[0:-1:2], words[1::2], strict=True)
+    return [(f"eval.sets.{_SET_NAME.sub('-', name)}.data", path) for name, path in pairs]
 
 
 def _greedy(given: Given, draft: Draft) -> None:
@@ -224,6 +235,7 @@ RULES = {
     "--num-epoch --seed",
     prompts: "--prompt-data --input-key --label-key --apply-chat-template --rollout-shuffle",
     reward: "--rm-type --custom-rm-path --reward-key --group-rm --rm-url",
-    evaluation: "--eval-prompt-data --eval-interval --n-samples-per-eval-prompt --eval-input-key --eval-label-key "
+    evaluation: "--eval-prompt-data --eval-interval --skip-eval-before-train --n-samples-per-eval-prompt "
+    "--eval-input-key --eval-label-key "
     "--eval-temperature --eval-top-p --eval-top-k --eval-max-response-len",
 }

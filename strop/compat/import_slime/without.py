@@ -25,9 +25,8 @@ _REASONS: dict[str, str] = {
         --use-precision-aware-optimizer --cpu-offloading --fp8-format --fp8-recipe --gradient-checkpointing""",
     "strop cuts micro-batches by tokens (trainer.max_tokens_per_micro_batch), and how they are cut changes no gradient.": """
         --micro-batch-size --balance-data --balance-by-flops --data-pad-size-multiplier --qkv-format""",
-    "strop has no critic (value model) yet.": """
-        --lambd --value-clip --num-critic-only-steps --critic-load --critic-save --critic-lr --critic-lr-warmup-iters
-        --critic-train-only --megatron-config-path""",
+    "strop trains the critic beside the policy, in one run.": "--critic-train-only",
+    "strop has no settings of Megatron.": "--megatron-config-path",
     "strop has no dynamic sampling yet: every group of a batch is kept, and algorithm.advantage gives equal ones 0.": """
         --dynamic-sampling-filter-path --over-sampling-batch-size --over-sampling-filter-path --buffer-filter-path
         --buffer-sort-by-staleness --rollout-sample-filter-path --rollout-all-samples-process-path""",
@@ -47,9 +46,9 @@ _REASONS: dict[str, str] = {
     "strop has no least length of a response.": "--eval-min-new-tokens",
     "strop's prompts are text: there are no tools, images or settings of the chat template.": """
         --tool-key --eval-tool-key --multimodal-keys --apply-chat-template-kwargs --loss-mask-type""",
-    "strop evaluates one set of prompts, [eval.data], before the first step, every eval.every_steps and after the last.": """
-        --eval-config --skip-eval-before-train""",
-    "strop takes one reward for training and evaluation.": "--eval-reward-key",
+    "strop does not read that file: write a table [eval.sets.NAME] for each of its data sets.": "--eval-config",
+    "strop's evaluation takes the reward of training, or for a set of prompts one of its own: [eval.sets.NAME.reward].": """
+        --eval-reward-key""",
     "strop has no distillation from a teacher yet.": """
         --use-opd --opd-type --opd-kl-coef --opd-teacher-load --opd-teacher-ckpt-step""",
     "strop's losses are those of algorithm.policy_loss.kind; strop sft trains on demonstrations.": """

@@ -1,6 +1,7 @@
 """Advantages from rewards, computed over whole groups and steps before anything is cut."""
 
 from strop.ops.advantages.baselines import maxrl, opo, pass_at_k, rloo
+from strop.ops.advantages.gae import EstimatedAdvantages, gae
 from strop.ops.advantages.gdpo import gdpo
 from strop.ops.advantages.group import group_advantages
 from strop.ops.advantages.returns import (
@@ -12,7 +13,9 @@ from strop.ops.advantages.returns import (
 from strop.ops.advantages.whiten import whiten
 
 __all__ = [
+    "EstimatedAdvantages",
     "discounted_returns",
+    "gae",
     "gdpo",
     "group_advantages",
     "last_token_rewards",

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from strop.ops.advantages.scan import discounted_sums
 from strop.ops.advantages.statistics import GroupStatistics
 from strop.ops.advantages.whiten import whiten
 
@@ -24,14 +25,10 @@ def discounted_returns(token_rewards: Tensor, loss_mask: Tensor, sequence_ids: T
         )
     if not 0 <= gamma <= 1:
         raise ValueError(f"gamma must be in [0, 1], got {gamma}.")
-    found = torch.zeros(token_rewards.shape, dtype=torch.float64)
-    following: dict[int, float] = {}
-    steps = loss_mask.nonzero().flatten().flip(0).tolist()
-    ids, rewards = sequence_ids.tolist(), token_rewards.double().tolist()
-    for step in steps:
-        following[ids[step]] = rewards[step] + gamma * following.get(ids[step], 0.0)
-        found[step] = following[ids[step]]
-    return found.to(token_rewards.device)
+    found = torch.zeros(token_rewards.shape, dtype=torch.float64, device=token_rewards.device)
+    steps = token_rewards[loss_mask].double()
+    found[loss_mask] = discounted_sums(steps, sequence_ids[loss_mask], torch.full_like(steps, gamma))
+    return found
 
 
 def last_token_rewards(rewards: Tensor, loss_mask: Tensor, sequence_ids: Tensor) -> Tensor:

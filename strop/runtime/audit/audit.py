@@ -32,10 +32,9 @@ def audit(config: Config, *, every_kind: bool = False, only: str = "") -> Iterat
             if is_meant(path, only):
                 yield runs.examine(path)
         for table, kind in _other_kinds(config) if every_kind else ():
-            leaves = [
-                leaf for leaf in tree.leaves(type(config)) if leaf.path.startswith(f"{table}.") and leaf.kind == kind
-            ]
-            if any(is_meant(leaf.path, only) for leaf in leaves):
+            general = tree.general(type(config), f"{table}.")
+            leaves = [leaf for leaf in tree.leaves(type(config)) if leaf.path.startswith(general) and leaf.kind == kind]
+            if any(is_meant(f"{table}.{leaf.name}", only) for leaf in leaves):
                 yield from runs.examine_kind(table, kind, only)
 
 
@@ -59,7 +58,7 @@ def check_only(config: Config, only: str, every_kind: bool) -> str:
 
 def _other_kinds(config: Config) -> Iterator[tuple[str, str]]:
     now, root = tree.values(config), type(config)
-    for table in sorted(tree.union_tables(root)):
-        for kind in tree.kinds(root, table):
-            if f"{table}.kind" in now and kind != now[f"{table}.kind"]:
+    for table in sorted(path.removesuffix(".kind") for path in now if path.endswith(".kind")):
+        for kind in tree.kinds(root, table) if tree.is_union(root, table) else ():
+            if kind != now[f"{table}.kind"]:
                 yield table, kind

@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from strop.config import SFTConfig, TrainConfig
+from strop.config import RewardOptions, SFTConfig, TrainConfig
 from strop.observe.console import QuietConsole
 from strop.observe.metrics_file import read_metrics
 from strop.rewards import Scorer, make_scorer
@@ -74,17 +74,23 @@ def _watched(work: Callable[[], object]) -> Outcome:
 
 
 def probe_scorer(config: TrainConfig) -> Outcome:
-    """Score answers that are made up, each by itself: right ones, wrong ones, and such as may make a scorer fail."""
-    scores: list[Any] = []
+    """Score answers that are made up, each by itself: right ones, wrong ones, and such as may make a scorer fail. Those of
+    sets of held-out prompts score them too."""
+    rewards = [config.reward, *(own.reward for own in config.eval.sets.values() if own.reward is not None)]
     try:
-        scorer = make_scorer(config.reward)
+        return Outcome(others={"scores": [_scores(reward) for reward in rewards]})
     except StropError as error:
         return Outcome(error=str(error))
+
+
+def _scores(reward: RewardOptions) -> list[Any]:
+    scores: list[Any] = []
+    scorer = make_scorer(reward)
     for sample, (text, label) in enumerate(_ANSWERS):
         prompt = Prompt(row=sample, tokens=(2,), text="", label=label, metadata=_BROKEN_ENTRY)
         rollout = Rollout(prompt, 0, sample, (2, 3), (False, True), (0.0, -1.0), (-1, 0), "stop", text=text)
         scores.append(_scored(scorer, rollout))
-    return Outcome(others={"scores": scores})
+    return scores
 
 
 def _scored(scorer: Scorer, rollout: Rollout) -> Any:
@@ -109,7 +115,9 @@ def _no_logging() -> Iterator[None]:
 
 def _read(folder: Path, before: Tensor, seen: Outcome) -> Outcome:
     """What was seen, with what lies in the run folder, which is thrown away."""
-    rows = [{k: v for k, v in row.items() if not _is_time(k)} for row in read_metrics(folder / "metrics.jsonl")]
+    lines = read_metrics(folder / "metrics.jsonl")
+    rows = [{k: v for k, v in row.items() if not _is_time(k)} for row in lines]
+    steps = [row for row in rows if row["step"] > 0]  # the others are evaluations before the first one
     model = folder / "model/model.safetensors"
     weights = _flat(load_file(model)) if model.exists() else torch.zeros(0)
     rollouts = {path.name: _lines(path) for path in sorted((folder / "rollouts").glob("*.jsonl"))}
@@ -117,13 +125,15 @@ def _read(folder: Path, before: Tensor, seen: Outcome) -> Outcome:
         **seen.others,
         "samples": {name: rows for name, rows in rollouts.items() if name.startswith("step")},
         "evaluation": {name: rows for name, rows in rollouts.items() if not name.startswith("step")},
-        "schedule": [(row.get("lr"), row.get("skipped_steps")) for row in rows],
+        "schedule": [(row.get("lr"), row.get("skipped_steps")) for row in steps],
+        "best step": best.read_text() if (best := folder / "best/best.json").exists() else "",
+        "validation": [{k: v for k, v in row.items() if k.startswith("validation/")} for row in rows],
         "metrics": [_but(row, "loss", "lr") for row in rows],
         "files": sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file()),
         "folder": folder.name,
     }
     shutil.rmtree(folder, ignore_errors=True)
-    losses = tuple(row.get("loss", 0.0) for row in rows)
+    losses = tuple(row.get("loss", 0.0) for row in steps)
     return replace(
         seen, losses=losses, weights=weights - before if weights.shape == before.shape else weights, others=others
     )

@@ -14,7 +14,7 @@ from strop.runtime.audit.finding import Finding
 from strop.runtime.audit.here import why_not_here
 from strop.runtime.audit.outcome import Outcome
 from strop.runtime.audit.scenarios import SCENARIOS, SFT_SCENARIOS, Scenario
-from strop.runtime.audit.small import LEARNING_RATES, Values, made_small, with_varied_rewards
+from strop.runtime.audit.small import LEARNING_RATES, Values, made_small, with_varied_rewards, write_data
 from strop.runtime.audit.variations import CAN_VARY, has_one_value, is_choice, other_values
 from strop.runtime.audit.workshop import supplied
 from strop.types import ConfigError, UserError
@@ -222,32 +222,43 @@ class Runs:
 
     def _trials(self, base: Config, leaf: Leaf) -> list[_Trial]:
         now, path = tree.values(base), leaf.path
-        if path in tree.union_tables(self.root):  # a table that may be absent, and is
+        if tree.is_union(self.root, path):  # a table that may be absent, and is
             kind = tree.kinds(self.root, path)[0]
             needed = self._needed(path, kind)
             return [] if needed is None else [_Trial({"kind": kind}, {f"{path}.kind": kind, **needed})]
+        if tree.variants(leaf.field.annotation):
+            return [_Trial("a table", {f"{path}.path": write_data(self._defaults_of(leaf), path, self.folder)})]
         kinds = self._kinds_of(path)
         if kinds:
             table = path.removesuffix(".kind")
             found = [(kind, self._needed(table, kind)) for kind in kinds if kind != now[path]]
             return [_Trial(kind, {path: kind, **needed}) for kind, needed in found if needed is not None]
-        return [_Trial(v, {path: v}) for v in other_values(leaf, now[path], supplied(path, now, self.folder))]
+        choices = dict(tree.walk(base))[path.rpartition(".")[0]].choices().get(leaf.name)
+        texts = supplied(path, now, self.folder) if choices is None else choices
+        return [_Trial(v, {path: v}) for v in other_values(leaf, now[path], texts)]
+
+    def _defaults_of(self, leaf: Leaf) -> Values:
+        """The options of a table of demonstrations that is absent, as they would be."""
+        (owner,) = tree.variants(leaf.field.annotation)
+        return {f"{leaf.path}.{name}": field.get_default() for name, field in owner.model_fields.items()}
 
     def _kinds_of(self, path: str) -> list[str]:
         """The kinds that a table may be of, for the option that names its kind."""
         table = path.removesuffix(".kind")
-        return tree.kinds(self.root, table) if table != path and table in tree.union_tables(self.root) else []
+        return tree.kinds(self.root, table) if table != path and tree.is_union(self.root, table) else []
 
     def _needed(self, table: str, kind: str) -> Values | None:
         """What a kind cannot do without: values for its options that have no default; None where the audit has none."""
         found: Values = {}
+        general = tree.general(self.root, f"{table}.")
         for leaf in tree.leaves(self.root):
-            if leaf.kind == kind and leaf.path.startswith(f"{table}.") and leaf.field.is_required():
-                texts = supplied(leaf.path, {**tree.values(self.config), f"{table}.kind": kind}, self.folder)
+            if leaf.kind == kind and leaf.path.startswith(general) and leaf.field.is_required():
+                path = f"{table}.{leaf.name}"
+                texts = supplied(path, {**tree.values(self.config), f"{table}.kind": kind}, self.folder)
                 values = list(texts) or other_values(leaf, None)
                 if not values:
                     return None
-                found[leaf.path] = values[0]
+                found[path] = values[0]
         return found
 
     def _with_varied_rewards(self, given: Values) -> Values:

@@ -9,7 +9,7 @@ from typing import Any
 
 from strop.runtime.audit.outcome import Outcome
 from strop.runtime.audit.probe import probe, probe_scorer, probe_sft
-from strop.runtime.audit.small import ENOUGH, NUM_STEPS, Values, write_data
+from strop.runtime.audit.small import ENOUGH, NUM_STEPS, Values, data_tables, write_data
 
 
 @dataclass(frozen=True)
@@ -39,10 +39,17 @@ def _broken_line(table: str) -> Callable[[Values, Path], Values]:
     return overrides
 
 
+def _broken_line_of_sets(now: Values, folder: Path) -> Values:
+    tables = [
+        path.removesuffix(".kind") for path in now if path.startswith("eval.sets.") and path.endswith(".data.kind")
+    ]
+    return {path: value for table in tables for path, value in _broken_line(table)(now, folder).items()}
+
+
 def _failing_scorer(now: Values, folder: Path) -> Values:
     names = {"function": "failing", "slime": "slime_failing"}
-    kind = now["reward.kind"]
-    return {"reward.function": f"{folder}/scorer.py:{names[kind]}"} if kind in names else {}
+    kinds = {path.removesuffix(".kind"): kind for path, kind in now.items() if path.endswith("reward.kind")}
+    return {f"{table}.function": f"{folder}/scorer.py:{names[kind]}" for table, kind in kinds.items() if kind in names}
 
 
 def _used_folder(now: Values, folder: Path) -> Values:
@@ -53,13 +60,39 @@ def _used_folder(now: Values, folder: Path) -> Values:
 
 
 def _no_template(now: Values, folder: Path) -> Values:
-    without = {path: None for path, value in now.items() if path.endswith("system_prompt") and value is not None}
-    return {"model.path": str(folder / "plain"), **without}
+    return {"model.path": str(folder / "plain"), **_no_system_prompt(now)}
+
+
+def _conversations(now: Values, folder: Path) -> Values:
+    return {f"{table}.path": write_data(now, table, folder, name="conversations") for table in data_tables(now)}
+
+
+def _too_long(table: str) -> Callable[[Values, Path], Values]:
+    def overrides(now: Values, folder: Path) -> Values:
+        if f"{table}.path" not in now:
+            return {}
+        return _no_system_prompt(now) | {f"{table}.max_length_tokens": 8}
+
+    return overrides
+
+
+def _no_system_prompt(now: Values) -> Values:
+    return {path: None for path, value in now.items() if path.endswith("system_prompt") and value is not None}
+
+
+def _cut(now: Values, folder: Path) -> Values:
+    tables = data_tables(now)
+    lengths = {f"{table}.max_length_tokens": 8 for table in tables}
+    return _no_system_prompt(now) | lengths | {f"{table}.too_long": "truncate" for table in tables}
+
+
+def _learns_nothing(now: Values, folder: Path) -> Values:
+    return {"trainer.lr": 1e-12}
 
 
 def _larger(now: Values, folder: Path) -> Values:
     """Enough of whatever the config has too little of for its other options to act."""
-    changed: Values = {"run.num_steps": NUM_STEPS}
+    changed: Values = {"run.num_steps": NUM_STEPS} if now["run.num_steps"] is not None else {}
     changed |= {path: least for path, least in ENOUGH.items() if path in now and now[path] < least}
     changed |= {path: None for path in now if path.endswith("data.max_prompts")}
     if now.get("run.checkpoint_every_steps"):
@@ -79,6 +112,7 @@ SCENARIOS = (
     Scenario("a scorer that fails", _failing_scorer, probe_scorer),
     Scenario("a broken line in data", _broken_line("data")),
     Scenario("a broken line in eval.data", _broken_line("eval.data")),
+    Scenario("a broken line in eval.sets", _broken_line_of_sets),
     Scenario("a run in the folder already", _used_folder),
     Scenario("a tokenizer without a chat template", _no_template),
     Scenario("a larger run", _larger, is_larger=True),
@@ -86,6 +120,12 @@ SCENARIOS = (
 SFT_SCENARIOS = (
     Scenario("", _as_it_is, probe_sft),
     Scenario("a broken line in data", _broken_line("data"), probe_sft),
+    Scenario("a broken line in validation.data", _broken_line("validation.data"), probe_sft),
+    Scenario("conversations", _conversations, probe_sft),
+    Scenario("demonstrations too long in data", _too_long("data"), probe_sft),
+    Scenario("demonstrations too long in validation.data", _too_long("validation.data"), probe_sft),
+    Scenario("demonstrations that are cut", _cut, probe_sft),
+    Scenario("a run that learns nothing", _learns_nothing, probe_sft),
     Scenario("a run in the folder already", _used_folder, probe_sft),
     Scenario("a tokenizer without a chat template", _no_template, probe_sft),
     Scenario("a larger run", _larger, probe_sft, is_larger=True),

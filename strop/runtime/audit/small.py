@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from strop.config import SFTConfig, TrainConfig
-from strop.config.tree import leaf_of, leaves, union_tables, values
+from strop.config.tree import leaf_of, leaves, values
 from strop.runtime.audit.workshop import (
     CHARACTERS,
     COLUMNS,
@@ -32,16 +32,14 @@ ENOUGH = {
 _MOST = {
     "rollout.max_response_tokens": 6,
     "rollout.group_size": 4,
-    "eval.max_response_tokens": 6,
-    "eval.num_samples": 2,
     "algorithm.updates_per_batch": 3,
     "algorithm.advantage.k": 2,
     "data.size": 24,
-    "eval.data.size": 6,
     "data.max_prompts": 24,
-    "eval.data.max_prompts": 6,
     "data.batch_size": 4,
+    "run.num_epochs": 2,
 }
+_MOST_IN_EVALUATION = {"max_response_tokens": 6, "num_samples": 2, "size": 6, "max_prompts": 6}
 _PROMPT_CHARACTERS = 8
 
 
@@ -57,7 +55,9 @@ def _fixed(config: TrainConfig | SFTConfig, folder: Path) -> Values:
     changed = {path: min(now[path], most) for path, most in _MOST.items() if now.get(path) is not None}
     if "algorithm.updates_per_batch" in changed:
         updates = changed["algorithm.updates_per_batch"]
-        changed["rollout.prompts_per_step"] = updates * -(-4 // updates)
+        # An update of one sequence has one average, whatever is asked.
+        prompts = 4 if now["rollout.group_size"] > 1 else 4 * updates
+        changed["rollout.prompts_per_step"] = updates * -(-prompts // updates)
         changed["guards.max_logprob_gap"] = float("inf")
     changed |= {"model.path": str(folder / "model"), "run.folder": str(folder / "run")}
     changed["trainer.num_threads"] = 1  # of a model this small more threads only wait for one another
@@ -65,11 +65,16 @@ def _fixed(config: TrainConfig | SFTConfig, folder: Path) -> Values:
         changed["model.device"] = "cpu"
     for path, value in now.items():
         name = path.rpartition(".")[2]
-        if name == "stop_token_ids":  # ids of the user's vocabulary, as ids of this one
+        if path.startswith("eval.") and name in _MOST_IN_EVALUATION and value is not None:
+            changed[path] = min(value, _MOST_IN_EVALUATION[name])
+        elif path == "eval.best" and "@" in (value or ""):
+            metric, _, k = value.partition("@")
+            changed[path] = f"{metric}@{min(int(k), _MOST_IN_EVALUATION['num_samples'])}"
+        elif name == "stop_token_ids":  # ids of the user's vocabulary, as ids of this one
             changed[path] = tuple(dict.fromkeys(2 + token % len(CHARACTERS) for token in value))
         elif name == "system_prompt" and value is not None:
             changed[path] = value[:_PROMPT_CHARACTERS]
-        elif value is not None and name in ("function", "reward_key", "name", "options"):
+        elif value is not None and (name in ("function", "reward_key", "name", "options") or path == "critic.path"):
             given = supplied(path, now, folder)
             changed |= {path: given[0]} if given else {}
     return changed | {f"{table}.path": write_data(now, table, folder) for table in data_tables(now)}
@@ -80,17 +85,18 @@ def data_tables(now: Values) -> list[str]:
     return [path.removesuffix(".path") for path in now if path.endswith("data.path")]
 
 
-def write_data(now: Values, table: str, folder: Path, *, broken: bool = False) -> str:
+def write_data(now: Values, table: str, folder: Path, *, broken: bool = False, name: str = "") -> str:
     """The files of a table, with the columns that the config names; returns the first one's path."""
     ending = "parquet" if now.get(f"{table}.kind") == "parquet" else "jsonl"
-    path = folder / f"{table}{'-broken' if broken else ''}.{ending}"
-    files = [path] if broken else [path, folder / f"{table}-other.{ending}"]
+    name = name or ("broken" if broken else "")
+    path = folder / f"{table}{'-' if name else ''}{name}.{ending}"
+    files = [path] if name else [path, folder / f"{table}-other.{ending}"]
     for file in files:
         if f"{table}.response_key" in now:
-            columns = {name: now[f"{table}.{name}"] for name in DEMONSTRATION_COLUMNS}
-            write_demonstrations(file, columns, broken=broken)
+            columns = {key: now[f"{table}.{key}"] for key in DEMONSTRATION_COLUMNS}
+            write_demonstrations(file, columns, broken=broken, as_messages=name == "conversations")
         else:
-            columns = {name: now[f"{table}.{name}"] for name in COLUMNS}
+            columns = {key: now[f"{table}.{key}"] for key in COLUMNS}
             write_prompts(file, columns, num_rows=6 if table.startswith("eval") else 24, broken=broken)
     return str(path)
 
@@ -104,18 +110,21 @@ def with_varied_rewards(given: Values, now: Values, folder: Path) -> Values:
 
 def _steps(config: TrainConfig | SFTConfig, fixed: Values, total: int) -> Values:
     """Whatever was set and counts steps, which its name says, shortened; schedules count optimizer steps."""
+    if config.run.num_steps is None:  # of strop sft, as many as there are demonstrations for
+        names = {path for path, value in values(config).items() if path.endswith("_steps") and value}
+        return {path: 2 for path in names & set(config.origins)}
     if config.run.num_steps <= total:
         return {}
     found: Values = {"run.num_steps": total}
     updates = fixed.get("algorithm.updates_per_batch", 1)
-    now, unions = values(config), union_tables(type(config))
-    names = {leaf.path for leaf in leaves(type(config)) if leaf.name.endswith("_steps")} - unions
+    now = values(config)
+    names = {leaf.path for leaf in leaves(type(config)) if leaf.name.endswith("_steps")}
     for path in config.origins:
         if path in names and path != "run.num_steps" and isinstance(now.get(path), int) and now[path] > 0:
             is_optimizer = path.startswith("trainer.") or leaf_of(config, path).name == "warmup_steps"
-            own, small = (
-                (config.num_optimizer_steps, total * updates) if is_optimizer else (config.run.num_steps, total)
-            )
+            own, small = config.run.num_steps, total
+            if is_optimizer and isinstance(config, TrainConfig):
+                own, small = config.num_critic_steps, total * updates
             found[path] = _rank(now[path], own, small)
     return found
 

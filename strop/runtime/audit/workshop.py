@@ -19,9 +19,9 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.utils import logging
 
 COLUMNS = ("prompt_key", "label_key", "metadata_key", "source_key")
-DEMONSTRATION_COLUMNS = ("prompt_key", "response_key")
+DEMONSTRATION_COLUMNS = ("prompt_key", "response_key", "messages_key")
 CHARACTERS = "0123456789 .-+="
-_TEMPLATE = "{% for m in messages %}{{ m['role'][0] }}{{ m['content'] }}{% endfor %}"
+_TEMPLATE = "{% for m in messages %}{{ m['role'][0] }}{{ m['content'] }}{% if m['role'] == 'assistant' %}<eos>{% endif %}{% endfor %}"
 _OWN_CODE = """
 from transformers import LlamaForCausalLM
 
@@ -104,7 +104,8 @@ def supplied(path: str, now: dict[str, Any], folder: Path) -> tuple[Any, ...]:
         column = now.get(path, name.removesuffix("_key"))
         return column, f"other_{column}"
     if name == "path" and kind in ("jsonl", "parquet"):
-        return str(folder / f"{table}.{kind}"), str(folder / f"{table}-other.{kind}")
+        file = table if (folder / f"{table}.{kind}").exists() else "eval.data" if table.startswith("eval.") else "data"
+        return str(folder / f"{file}.{kind}"), str(folder / f"{file}-other.{kind}")
     if name == "function":
         first = "slime" if kind == "slime" else "named" if now.get("algorithm.advantage.kind") == "gdpo" else "score"
         return f"{folder}/scorer.py:{first}", f"{folder}/scorer.py:{first}_other"
@@ -112,6 +113,7 @@ def supplied(path: str, now: dict[str, Any], folder: Path) -> tuple[Any, ...]:
         "path": (str(folder / "model"), str(folder / "other")),
         "folder": (str(folder / "run"), str(folder / "run-other")),
         "reward_key": ("one", "two"),
+        "max_length_tokens": (7, 9),
         "name": ("chain_sum", "basic_arithmetic"),
         "options": ({}, {"max_terms": 2}),
         "stop_token_ids": ((), (3,), tuple(range(2, 2 + len(CHARACTERS)))),
@@ -124,13 +126,7 @@ def write_prompts(path: Path, columns: dict[str, str], *, num_rows: int, broken:
     ending. Files of different names hold different sums."""
     rng = random.Random(path.stem.removesuffix("-broken") + path.suffix)
     rows = [_row(rng, columns, "") | _row(rng, columns, "other_") for _ in range(num_rows)]
-    if path.suffix == ".parquet":
-        import pyarrow
-        from pyarrow import parquet
-
-        parquet.write_table(pyarrow.Table.from_pylist(rows), path)
-    else:
-        _write_lines(path, rows, broken)
+    _write_rows(path, rows, broken)
 
 
 def _row(rng: random.Random, columns: dict[str, str], other: str) -> dict[str, Any]:
@@ -144,21 +140,37 @@ def _row(rng: random.Random, columns: dict[str, str], other: str) -> dict[str, A
     return {other + columns[name]: value for name, value in found.items()}
 
 
-def write_demonstrations(path: Path, columns: dict[str, str], *, broken: bool = False) -> None:
-    """The same sums with their answers, as JSONL."""
+def write_demonstrations(
+    path: Path, columns: dict[str, str], *, broken: bool = False, as_messages: bool = False
+) -> None:
+    """The same sums with their answers, as prompt and response or as conversations of two turns."""
     rng = random.Random(path.stem.removesuffix("-broken") + path.suffix)
     rows = []
     for _ in range(12):
         row = {}
         for other in ("", "other_"):
             a, b = rng.randrange(10), rng.randrange(10)
-            found = {"prompt_key": f"{a}+{b}=", "response_key": f"{a + b}" + "." * rng.randrange(3)}
+            found: dict[str, Any] = {"prompt_key": f"{a}+{b}=", "response_key": f"{a + b}" + "." * rng.randrange(3)}
+            if as_messages:
+                turns = [
+                    ("user", f"{a}+{b}="),
+                    ("assistant", str(a + b)),
+                    ("user", f"{b}-{a}="),
+                    ("assistant", str(b - a)),
+                ]
+                found = {"messages_key": [{"role": role, "content": text} for role, text in turns]}
             row |= {other + columns[name]: value for name, value in found.items()}
         rows.append(row)
-    _write_lines(path, rows, broken)
+    _write_rows(path, rows, broken)
 
 
-def _write_lines(path: Path, rows: list[dict[str, Any]], broken: bool) -> None:
+def _write_rows(path: Path, rows: list[dict[str, Any]], broken: bool) -> None:
+    if path.suffix == ".parquet":
+        import pyarrow
+        from pyarrow import parquet
+
+        parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+        return
     lines = [json.dumps(row) for row in rows]
     path.write_text("\n".join([*lines[:3], "{", *lines[3:]] if broken else lines) + "\n", encoding="utf-8")
 

@@ -1,0 +1,71 @@
+"""The critic of a run: made from the policy or from a folder, and written to one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file, save_file
+
+from strop.config import TrainConfig
+from strop.runtime.models import LoadedModel, check_is_folder_or_name, load_tokenizer, load_weights
+from strop.trainers import TorchCritic, ValueModel, body_of
+from strop.types import ModelError
+
+_HEAD = "value_head.safetensors"
+_OPTION = "critic.path"
+
+
+def open_critic(config: TrainConfig, policy: LoadedModel) -> TorchCritic | None:
+    """The critic that the config asks for; None where its advantage needs none.
+
+    Raises:
+        ModelError: it cannot be loaded, or does not read the policy's tokens.
+    """
+    if not config.has_critic:
+        return None
+    path = config.critic.path
+    model = ValueModel(body_of(policy.model)) if path is None else _load(path, config, policy)
+    return TorchCritic(model, config.critic, config.trainer, total_steps=config.num_critic_steps)
+
+
+def _load(path: str, config: TrainConfig, policy: LoadedModel) -> ValueModel:
+    """A folder's body, and its value head if it has one."""
+    from transformers import AutoModel
+
+    check_is_folder_or_name(path, option=_OPTION)
+    options = config.model.model_copy(update={"path": path})
+    _check_tokens(path, load_tokenizer(options, option=_OPTION), policy.tokenizer)
+    body = load_weights(options, AutoModel, option=_OPTION).to(next(policy.model.parameters()).device)
+    model = ValueModel(body)
+    head = Path(path) / _HEAD
+    if head.exists():
+        _fill_head(model, head)
+    return model
+
+
+def _check_tokens(path: str, critic: Any, policy: Any) -> None:
+    """Raises ModelError where an id does not mean the same token to both."""
+    own, other = policy.get_vocab(), critic.get_vocab()
+    if own != other:
+        differing = sorted(token for token in own.keys() | other.keys() if own.get(token) != other.get(token))
+        raise ModelError(
+            f"critic.path = {path!r} must be a model with the policy's tokens; {len(differing)} differ, such as "
+            f"{differing[0]!r}: {other.get(differing[0])} there, {own.get(differing[0])} in the policy's."
+        )
+
+
+def _fill_head(model: ValueModel, path: Path) -> None:
+    """Raises ModelError where the file is none of a head for this body."""
+    try:
+        model.head.load_state_dict(load_file(path))
+    except Exception as error:  # what safetensors and torch raise of a broken or a foreign file
+        reason = " ".join(str(error).split())
+        raise ModelError(f"critic.path: {path} is no value head of this model: {reason}") from error
+
+
+def save_critic(critic: TorchCritic, tokenizer: Any, folder: Path) -> None:
+    """Write a folder that `critic.path` may name."""
+    critic.model.body.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    save_file({name: p.detach().contiguous() for name, p in critic.model.head.named_parameters()}, folder / _HEAD)

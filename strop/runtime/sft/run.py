@@ -1,0 +1,112 @@
+"""`strop sft` as a function: open, loop, and whatever happens leave a model and a report behind."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from strop import interrupts
+from strop.algorithms import likelihood_formula
+from strop.config import SFTConfig, to_toml
+from strop.config.tree import walk
+from strop.observe.console import Console, QuietConsole
+from strop.observe.report import write_report
+from strop.runtime.models import has_finite_weights
+from strop.runtime.run_folder import RunFolder
+from strop.runtime.sft.resume import restore_sft, save_sft_checkpoint
+from strop.runtime.sft.session import SFTSession, open_sft_session
+from strop.runtime.sft.steps import imitate
+from strop.runtime.sft.validation import Best, Validation
+from strop.types import UserError
+
+
+@dataclass(frozen=True)
+class SFTResult:
+    """What a run left behind."""
+
+    folder: Path
+    model: Path  # after the last step, a Hugging Face folder
+    steps: list[dict[str, float]]  # the lines of metrics.jsonl
+    interrupted: bool  # stopped by Ctrl-C or SIGTERM, between two steps
+    validations: list[Validation]
+    best: Best | None  # where something was validated; its model is in best/ of the folder
+
+
+def sft(config: SFTConfig, *, resume: bool = False, console: Console | None = None) -> SFTResult:
+    """Fine-tune a model on demonstrations: each optimizer step on `data.batch_size` of them.
+
+    Args:
+        config: from `strop.load_config(..., command="sft")`.
+        resume: go on from the newest complete checkpoint in the run folder.
+        console: where progress goes; None means nowhere.
+
+    Raises:
+        UserError: something a user can mend; nothing was trained.
+        GuardError: a loss or gradient was not finite; the model from before it is in the run folder.
+    """
+    console = console or QuietConsole()
+    for _, table in walk(config):
+        for warning in table.warnings():
+            console.warn(warning)
+    folder = RunFolder(config.folder)
+    with folder.held(overwrite=config.run.overwrite, resume=resume):
+        session = open_sft_session(config, console, folder)
+        if resume:
+            restore_sft(session)
+        interrupts.check()
+        if session.step >= session.num_steps or session.has_lost_patience:
+            console.warn(f"nothing is left to do: step {session.step} of {session.num_steps} is made.")
+        if config.run.overwrite and not resume:
+            folder.clear()
+        interrupted = _run(session)
+    best = session.best if session.best.step >= 0 else None
+    return SFTResult(folder.path, folder.model, session.history, interrupted, session.validations, best)
+
+
+def _run(session: SFTSession) -> bool:
+    """The loop, with the model and the report written however it ends. True if somebody asked it to stop."""
+    folder, has_begun = session.folder, True
+    with interrupts.stop_flag() as stop:
+        try:
+            folder.config.write_text(to_toml(session.config), encoding="utf-8")
+            folder.objective.write_text(likelihood_formula(session.config), encoding="utf-8")
+            imitate(session, stop)
+        except UserError:  # of a run whose first step it ended nothing stays
+            has_begun = session.step > 0
+            raise
+        finally:
+            if has_begun:
+                _finish(session)
+            else:
+                folder.clear()
+    return stop.is_set
+
+
+def _finish(session: SFTSession) -> None:
+    """Checkpoint, model and report, each whatever became of the one before it."""
+    with ExitStack() as everything:  # the last one first
+        everything.callback(_write_report, session)
+        everything.callback(session.folder.drop_best_of_earlier_run)
+        if not has_finite_weights(session.loaded.model):
+            session.console.warn(f"no model was written: the weights are not finite after step {session.step}.")
+            return
+        everything.callback(session.folder.write_model, session.loaded.model, session.loaded.tokenizer)
+        is_due = session.config.run.checkpoint_every_steps > 0 and session.saved_step != session.step
+        if is_due and not session.is_within_step:
+            save_sft_checkpoint(session)
+
+
+def _write_report(session: SFTSession) -> None:
+    folder, best = session.folder, session.best
+    write_report(
+        folder.report,
+        title=folder.path.name,
+        metrics=session.history,
+        objective=likelihood_formula(session.config),
+        rollouts=None,
+    )
+    parts = [f"model: {folder.model}"] if folder.model.exists() else []
+    if folder.best.exists():
+        parts.append(f"best (after step {best.step}, validation loss {best.loss:.4f}): {folder.best}")
+    session.console.note("    ".join([*parts, f"report: {folder.report}"]))

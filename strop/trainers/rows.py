@@ -1,0 +1,120 @@
+"""A model that reads rows of tokens: what the policy's scorer and the critic's have in common."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from strop.data.batch import Batch
+from strop.trainers.layout import Layout, LayoutKind
+from strop.types import ModelError, UserError, model_failure
+
+
+class RowReader(ABC):
+    """One causal model on its device, and what must hold for rows with several sequences in them."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self.device = next(model.parameters()).device
+
+    @abstractmethod
+    def _read(self, ids: list[int], positions: list[int] | None = None) -> Tensor:
+        """Numbers of each position of one row [L, ...]; without positions as the model places tokens itself."""
+
+    @contextmanager
+    def probing(self) -> Iterator[None]:
+        """Around rows of a few tokens that show what kind of model it is: whatever it raises becomes a ModelError."""
+        try:
+            yield
+        except ModelError:
+            raise
+        except Exception as error:  # another library's model raises whatever it likes
+            raise model_failure(error, self.model, "a row of 4 tokens") from error
+
+    def check_causal(self) -> None:
+        """Raises ModelError where a token sees later ones."""
+        if not self._is_causal():
+            raise ModelError(
+                f"{type(self.model).__name__} is no causal language model as it is configured: what it says of a token "
+                "depends on tokens that come later."
+            )
+
+    @contextmanager
+    def explaining(self, batch: Batch, layout: LayoutKind) -> Iterator[None]:
+        """Forward or backward of a micro-batch: what the model raises becomes a ModelError that says at which input."""
+        try:
+            yield
+        except Exception as error:
+            lengths, kind = batch.lengths, layout.replace("_", " ")
+            rows = f"{len(lengths)} {kind} sequences of up to {max(lengths)} tokens ({sum(lengths)} together)"
+            option = "trainer.max_tokens_per_micro_batch"
+            if len(lengths) == 1:  # a smaller micro-batch there is not
+                rows, option = (
+                    f"a sequence of {lengths[0]} tokens (alone in its micro-batch)",
+                    "the length of sequences",
+                )
+            raise model_failure(error, self.model, rows, option=option) from error
+
+    def _inputs(self, laid: Layout) -> dict[str, Any]:
+        return {
+            "input_ids": laid.input_ids.to(self.device),
+            "attention_mask": None if laid.attention_mask is None else laid.attention_mask.to(self.device),
+            "position_ids": laid.position_ids.to(self.device),
+            "use_cache": False,
+        }
+
+    @torch.no_grad()
+    def check_packing(self) -> None:
+        """See on numbers that a packed sequence does not see the one before it.
+
+        Raises:
+            UserError: it does: the model has no word for where a sequence begins.
+        """
+        try:
+            fault = self._packing_fault()
+        except Exception as error:  # noqa: BLE001 - another library's model raises whatever it likes
+            fault = f"{type(error).__name__}: {error}"
+        if fault:
+            raise UserError(f"trainer.layout must be padded for {type(self.model).__name__}, got packed: {fault}.")
+
+    def _packing_fault(self) -> str:
+        """What goes wrong where [0 1 2][1 0] are one row; "" if nothing."""
+        first, other = [0, 1, 2], [1, 0, 0]
+        alone = self._read([1, 0])
+        packed, neighbour = (self._read([*before, 1, 0], [0, 1, 2, 0, 1])[3:] for before in (first, other))
+        if not are_equal(alone, packed, rounding=1e-4):  # products in other shapes
+            return (
+                f"sequences of a packed row are not read as they are alone (numbers differ by {gap(alone, packed):.2g})"
+            )
+        # Compared with what the tokens before do where they are to be seen: rounding in bfloat16 hides small leaks.
+        seen = gap(*(self._read([*before, 1, 0], [0, 1, 2, 3, 4])[3:] for before in (first, other)))
+        leak = gap(packed, neighbour)
+        return (
+            f"sequences see the ones before them in a packed row (numbers differ by {leak:.2g})"
+            if leak > seen / 10
+            else ""
+        )
+
+    @torch.no_grad()
+    def _is_causal(self) -> bool:
+        """True if another last token leaves the logits before it; rows rely on that, padded on the right without a mask."""
+        vocab = self.model.config.get_text_config().vocab_size
+        one, other = (self._read([token % vocab for token in ids]) for ids in ([3, 1, 2, 0], [3, 1, 2, 1]))
+        leak, seen = gap(one[:-1], other[:-1]), gap(one[-1], other[-1])
+        return not leak > seen / 10  # rounding is far below; numbers that are not finite are for the guards
+
+
+def are_equal(one: Tensor, other: Tensor, *, rounding: float = 1e-5) -> bool:
+    """Equal up to rounding, as a share of the largest number; that of a narrow type is wider."""
+    if one.dtype in (torch.bfloat16, torch.float16):
+        rounding = 2e-2
+    return gap(one, other) <= rounding * float(other.abs().max())
+
+
+def gap(one: Tensor, other: Tensor) -> float:
+    return float((one - other).abs().max())

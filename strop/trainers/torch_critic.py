@@ -1,0 +1,106 @@
+"""The critic of the trainer `torch`: a value model that learns beside the policy, in this process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from strop import ops
+from strop.config import CriticOptions, TorchTrainerOptions
+from strop.data.batch import Batch
+from strop.trainers.layout import cut
+from strop.trainers.updates import Updates
+from strop.trainers.values import ValueModel, ValueScorer
+from strop.types import Metric, StepMetrics
+
+_PREFIX = "critic_"  # of its files in a checkpoint, and of its metrics
+
+
+class TorchCritic:
+    """Learns to foresee returns by AdamW, with the clipped value loss and the token weights of the policy's step.
+
+    Args:
+        model: on its device.
+        options: the table `[critic]`.
+        layout: the table `[trainer]`, whose layout and token budget of micro-batches are the critic's too.
+        total_steps: optimizer steps of the whole run, the length of the schedule.
+    """
+
+    def __init__(
+        self, model: ValueModel, options: CriticOptions, layout: TorchTrainerOptions, *, total_steps: int
+    ) -> None:
+        self.model = model.eval()
+        self.options = options
+        self._layout = layout
+        self._scorer = ValueScorer(model)
+        if layout.layout == "packed":
+            self._scorer.check_packing()
+        self._updates = Updates(
+            {name: p for name, p in model.named_parameters() if p.requires_grad},
+            options,
+            total_steps=total_steps,
+            explaining=lambda part: self._scorer.explaining(part, layout.layout),
+            owner="the critic's ",
+        )
+
+    @property
+    def num_steps(self) -> int:
+        """Optimizer steps made."""
+        return self._updates.num_steps
+
+    @torch.no_grad()
+    def values(self, batch: Batch) -> Tensor:
+        """Values [T] of the batch's trainable tokens, 0 elsewhere; no gradient."""
+        found = torch.zeros(batch.tokens.shape, dtype=torch.float32)
+        for sequences in self._cut(batch):
+            part = batch.select(sequences)
+            if part.loss_mask.any():
+                numbers = self._scorer(part, layout=self._layout.layout)
+                found[batch.positions(sequences)[part.loss_mask]] = numbers.cpu()
+        return found
+
+    def step(self, batch: Batch) -> StepMetrics:
+        """One optimizer step on the whole batch, which has old_values, returns and token weights.
+
+        Raises:
+            GuardError: before the optimizer moves: a loss or gradient that is not finite (naming the sequences).
+            ModelError: before the optimizer moves: a micro-batch that does not fit memory, or that the model cannot read.
+        """
+        if not batch.loss_mask.any():
+            return {}
+        metrics = self._updates.step(batch, self._cut(batch), self._weighted_loss)
+        names = {"loss": "value_loss", "grad_norm": f"{_PREFIX}grad_norm", "lr": f"{_PREFIX}lr"}
+        return {names.get(name, name): metric for name, metric in metrics.items()}
+
+    def _cut(self, batch: Batch) -> list[list[int]]:
+        return cut(batch.lengths, max_tokens=self._layout.max_tokens_per_micro_batch, kind=self._layout.layout)
+
+    def _weighted_loss(self, part: Batch) -> tuple[Tensor, StepMetrics]:
+        assert part.old_values is not None
+        assert part.returns is not None
+        values, mask = self._scorer(part, layout=self._layout.layout), part.loss_mask
+        old, returns, weights = (
+            tensor[mask].to(values.device, values.dtype)
+            for tensor in (part.old_values, part.returns, part.token_weights)
+        )
+        loss, clipped = ops.value_loss(values, old, returns, eps_clip_value=self.options.eps_clip_value)
+        metrics = {"value_clip_fraction": Metric.mean(float(clipped.sum()), clipped.numel())}
+        return (weights * loss).sum(), metrics
+
+    def copy_weights(self) -> dict[str, Tensor]:
+        """A copy of what the optimizer moves, in host memory."""
+        return self._updates.copy_weights()
+
+    def put_back(self, weights: dict[str, Tensor]) -> None:
+        """Set the parameters to a copy; the optimizer's moments stay as they are."""
+        self._updates.put_back(weights)
+
+    def save(self, folder: Path) -> None:
+        """Write weights, moments and the step count beside the policy's, under names of their own."""
+        self._updates.save(folder, prefix=_PREFIX)
+
+    def load(self, folder: Path) -> None:
+        """Read what `save` wrote into this model and optimizer."""
+        self._updates.load(folder, prefix=_PREFIX)

@@ -1,0 +1,163 @@
+"""Optimizer steps in micro-batches: what the policy's trainer and the critic's have in common."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from strop.config import AdamWOptions
+from strop.data.batch import Batch
+from strop.trainers import state
+from strop.trainers.masters import MasterWeights
+from strop.trainers.schedule import lr_factor
+from strop.types import GuardError, Metric, StepMetrics, merge_metrics
+
+# A micro-batch to its weighted loss, which carries gradient, and its metrics.
+WeightedLoss = Callable[[Batch], tuple[Tensor, StepMetrics]]
+
+
+class Updates:
+    """AdamW on the weights it is given; on those in bfloat16 by float32 masters (see MasterWeights).
+
+    Args:
+        parameters: by name, tied ones once.
+        options: AdamW and its learning rate.
+        total_steps: optimizer steps of the whole run, the length of the schedule.
+        explaining: around a backward pass of a micro-batch; turns what the model raises into a ModelError.
+        owner: whose loss it is, in messages: "" or "the critic's ".
+    """
+
+    def __init__(
+        self,
+        parameters: dict[str, Tensor],
+        options: AdamWOptions,
+        *,
+        total_steps: int,
+        explaining: Callable[[Batch], AbstractContextManager[None]],
+        owner: str = "",
+    ) -> None:
+        self.options = options
+        self.total_steps = total_steps
+        self.num_steps = 0  # made
+        self._explaining = explaining
+        self._owner = owner
+        self._masters = MasterWeights(parameters)
+        self.parameters = self._masters.by_name  # what AdamW moves and a checkpoint holds
+        self.optimizer = torch.optim.AdamW(
+            self._parameter_groups(), lr=options.lr, betas=(options.beta1, options.beta2), eps=options.adam_eps
+        )
+
+    def _parameter_groups(self) -> list[dict[str, Any]]:
+        """Matrices decay; norms and biases do not."""
+        matrices = [p for p in self.parameters.values() if p.dim() >= 2]
+        vectors = [p for p in self.parameters.values() if p.dim() < 2]
+        return [
+            {"params": matrices, "weight_decay": self.options.weight_decay},
+            {"params": vectors, "weight_decay": 0.0},
+        ]
+
+    def step(
+        self,
+        batch: Batch,
+        cuts: Sequence[Sequence[int]],
+        weighted_loss: WeightedLoss,
+        guard: Callable[[StepMetrics], None] = lambda metrics: None,
+    ) -> StepMetrics:
+        """One optimizer step on the whole batch: the sum of weight x loss over its micro-batches.
+
+        Args:
+            batch: with at least one trainable token.
+            cuts: the sequences of each micro-batch.
+            weighted_loss: of a micro-batch.
+            guard: sees the metrics before the optimizer moves, and may raise.
+
+        Raises:
+            GuardError: before the optimizer moves: a loss or gradient that is not finite (naming the sequences).
+            ModelError: before the optimizer moves: a micro-batch that does not fit memory, or that the model cannot read.
+        """
+        self._masters.zero_grad()
+        parts = [self._accumulate(batch.select(sequences), weighted_loss) for sequences in cuts]
+        metrics = merge_metrics(parts)
+        metrics["loss"] = Metric.mean(metrics["loss"].total, 1)  # parts add up to the step's loss; steps are averaged
+        guard(metrics)
+        norm = torch.nn.utils.clip_grad_norm_(self.parameters.values(), self.options.max_grad_norm)
+        if not torch.isfinite(norm):
+            raise GuardError(self._blame(batch, weighted_loss))
+        lr = self._set_lr()
+        self.optimizer.step()
+        self._masters.write_weights()
+        self._masters.zero_grad()
+        self.num_steps += 1
+        return metrics | {"grad_norm": Metric.mean(float(norm), 1), "lr": Metric("max", lr)}
+
+    def _accumulate(self, part: Batch, weighted_loss: WeightedLoss) -> StepMetrics:
+        """Forward and backward of one micro-batch."""
+        if not part.loss_mask.any():
+            return {}
+        loss, metrics = weighted_loss(part)
+        total = float(loss.detach())
+        if not math.isfinite(total):
+            raise GuardError(self._blame(part, weighted_loss))
+        with self._explaining(part):
+            loss.backward()
+        self._masters.take_gradients()
+        return metrics | {"loss": Metric("sum", total)}
+
+    def _blame(self, batch: Batch, weighted_loss: WeightedLoss) -> str:
+        """Which sequences make the loss or the gradient not finite, each tried alone."""
+        guilty = []
+        for index, name in enumerate(batch.names):
+            part = batch.select([index])
+            if not part.loss_mask.any():
+                continue
+            self._masters.zero_grad()
+            loss, _ = weighted_loss(part)
+            loss.backward()
+            self._masters.take_gradients()
+            gradients = [p.grad for p in self.parameters.values() if p.grad is not None]
+            if not torch.isfinite(loss) or not all(torch.isfinite(g).all() for g in gradients):
+                guilty.append(name)
+        self._masters.zero_grad()
+        named = ", ".join(guilty[:5]) + (f" and {len(guilty) - 5} more" if len(guilty) > 5 else "")
+        return (
+            f"{self._owner}loss or gradient is not finite; the step was not made. "
+            f"It comes from {named or 'no sequence alone'}."
+        )
+
+    def _set_lr(self) -> float:
+        options = self.options
+        lr = options.lr * lr_factor(
+            self.num_steps,
+            total_steps=self.total_steps,
+            warmup_steps=options.warmup_steps,
+            schedule=options.lr_schedule,
+        )
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        return lr
+
+    def copy_weights(self) -> dict[str, Tensor]:
+        """A copy of what the optimizer moves (float32 masters where there are), in host memory."""
+        return {name: p.detach().to("cpu", copy=True) for name, p in self.parameters.items()}
+
+    @torch.no_grad()
+    def put_back(self, weights: dict[str, Tensor]) -> None:
+        """Set the parameters to a copy; the optimizer's moments stay as they are."""
+        for name, parameter in self.parameters.items():
+            parameter.copy_(weights[name])
+        self._masters.write_weights()
+
+    def save(self, folder: Path, *, prefix: str = "") -> None:
+        """Write weights (float32 masters where there are), moments and the step count: safetensors and JSON."""
+        state.save(folder, self.parameters, self.optimizer, num_steps=self.num_steps, prefix=prefix)
+
+    def load(self, folder: Path, *, prefix: str = "") -> None:
+        """Read what `save` wrote."""
+        self.num_steps = state.load(folder, self.parameters, self.optimizer, prefix=prefix)
+        self._masters.write_weights()

@@ -1,0 +1,81 @@
+"""Values of a batch's trainable tokens: the body of a language model with one number as its head."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from strop.data.batch import Batch
+from strop.trainers.layout import LayoutKind, lay_out
+from strop.trainers.rows import RowReader
+from strop.types import ModelError, model_failure
+
+
+class ValueModel(nn.Module):
+    """A Hugging Face body, and a float32 head from its last hidden states to one number; a new head says 0 of everything.
+
+    Args:
+        body: a model whose output has `last_hidden_state`, on its device.
+    """
+
+    def __init__(self, body: Any) -> None:
+        super().__init__()
+        self.body = body
+        self.head = nn.Linear(_width(body), 1, dtype=torch.float32, device=next(body.parameters()).device)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+
+
+def _width(body: Any) -> int:
+    """Of its last hidden states, which a config has many names for."""
+    with torch.no_grad():
+        try:
+            row = torch.zeros(1, 1, dtype=torch.int64, device=next(body.parameters()).device)
+            return body(input_ids=row, use_cache=False).last_hidden_state.shape[-1]
+        except Exception as error:  # another library's model raises whatever it likes
+            raise model_failure(error, body, "a row of 1 token") from error
+
+
+def body_of(model: Any) -> Any:
+    """A copy of a causal language model without its head.
+
+    Raises:
+        ModelError: the model is not made of a body and a head.
+    """
+    if model.base_model is model:
+        raise ModelError(
+            f"{type(model).__name__} is not made of a body and a head, so no critic can be made of it: set critic.path to "
+            "another model with the same tokens, or use an algorithm.advantage.kind without a critic."
+        )
+    return copy.deepcopy(model.base_model)
+
+
+class ValueScorer(RowReader):
+    """A ValueModel as a function from a micro-batch to the values of its trainable tokens.
+
+    Raises:
+        ModelError: the model cannot run, or a token sees later ones.
+    """
+
+    def __init__(self, model: ValueModel) -> None:
+        super().__init__(model.body)
+        self._head = model.head
+        with self.probing():
+            self.check_causal()
+
+    def __call__(self, batch: Batch, *, layout: LayoutKind) -> Tensor:
+        """Values [N] of the N trainable tokens, float32, in flat order. That of a token is read off the token before it, as
+        its log-probability is: it is the value of the state in which the token is chosen."""
+        with self.explaining(batch, layout):
+            laid = lay_out(batch, layout)
+            before = (laid.places[batch.loss_mask] - 1).to(self.device)
+            hidden = self.model(**self._inputs(laid)).last_hidden_state.flatten(0, 1)[before]
+            return self._head(hidden.float()).squeeze(-1)
+
+    def _read(self, ids: list[int], positions: list[int] | None = None) -> Tensor:
+        place = {} if positions is None else {"position_ids": torch.tensor([positions], device=self.device)}
+        row = torch.tensor([ids], device=self.device)
+        return self.model(input_ids=row, attention_mask=None, use_cache=False, **place).last_hidden_state[0]
