@@ -14,7 +14,7 @@ from strop.runtime.audit.finding import Finding
 from strop.runtime.audit.here import why_not_here
 from strop.runtime.audit.outcome import Outcome
 from strop.runtime.audit.scenarios import SCENARIOS, SFT_SCENARIOS, Scenario
-from strop.runtime.audit.small import LEARNING_RATES, Values, made_small, with_varied_rewards, write_data
+from strop.runtime.audit.small import LEARNING_RATES, Values, is_of_reward, made_small, with_varied_rewards, write_data
 from strop.runtime.audit.variations import CAN_VARY, has_one_value, is_choice, other_values
 from strop.runtime.audit.workshop import supplied
 from strop.types import ConfigError, UserError
@@ -122,7 +122,8 @@ class Runs:
             groups = split
         if acting is None:
             return self._unmoved(replace(found, tried=tuple(trial.value for trial in allowed)))
-        alike = next((group for group in groups if len(group) > 1), None)
+        words = [[t for t in group if t.value is not None] for group in groups]  # none means what another option says
+        alike = next((group for group in words if len(group) > 1), None)
         if alike is None:
             return replace(acting, tried=tuple(trial.value for trial in allowed))
         names = " and ".join(str(trial.value) for trial in alike)
@@ -178,7 +179,7 @@ class Runs:
             return
         given = {p: v for p, v in self._given.items() if not p.startswith(f"{table}.")}
         given |= {f"{table}.kind": kind, **needed}
-        if not table.startswith("reward"):
+        if not is_of_reward(table):
             given = self._with_varied_rewards(given)
         try:
             config = make_config(self.root, {}, given, file="audit.toml")
@@ -273,7 +274,7 @@ class Runs:
         for kind in (name for name in changed if self._kinds_of(name)):
             table = kind.removesuffix(".kind")
             given = {p: v for p, v in given.items() if p != table and not p.startswith(f"{table}.")}
-        if not path.startswith("reward."):
+        if not is_of_reward(path):
             given = self._with_varied_rewards(given | changed)
         return make_config(self.root, {}, given | changed, file="audit.toml")
 

@@ -101,9 +101,14 @@ def write_data(now: Values, table: str, folder: Path, *, broken: bool = False, n
     return str(path)
 
 
+def is_of_reward(path: str) -> bool:
+    """Does an option say how answers are scored, of the run or of a set of held-out prompts?"""
+    return ".reward." in f".{path}."
+
+
 def with_varied_rewards(given: Values, now: Values, folder: Path) -> Values:
     """The same with a scorer under which samples of one prompt earn different rewards, whatever they say."""
-    kept = {path: value for path, value in given.items() if not path.startswith("reward.")}
+    kept = {path: value for path, value in given.items() if not is_of_reward(path)}
     (first, *_) = supplied("reward.function", now | {"reward.kind": "function"}, folder)
     return kept | {"reward.kind": "function", "reward.function": first}
 

@@ -21,7 +21,8 @@ from transformers.utils import logging
 COLUMNS = ("prompt_key", "label_key", "metadata_key", "source_key")
 DEMONSTRATION_COLUMNS = ("prompt_key", "response_key", "messages_key")
 CHARACTERS = "0123456789 .-+="
-_TEMPLATE = "{% for m in messages %}{{ m['role'][0] }}{{ m['content'] }}{% if m['role'] == 'assistant' %}<eos>{% endif %}{% endfor %}"
+_END = "{% if m['role'] == 'assistant' %}<eos>{% endif %}"
+_TEMPLATE = "{% for m in messages %}{{ m['role'][0] }}{{ m['content'] }}" + _END + "{% endfor %}"
 _OWN_CODE = """
 from transformers import LlamaForCausalLM
 
