@@ -42,6 +42,10 @@ class RewardError(UserError):
     """A scorer failed or returned something that is not a score."""
 
 
+class FilterError(UserError):
+    """A filter failed, or it lets too little through."""
+
+
 def model_failure(error: Exception, model: Any, rows: str, *, option: str = "") -> ModelError:
     """What a model's own code raised, in one sentence: too little memory, or an input that it cannot read.
 
@@ -79,6 +83,26 @@ class Prompt:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenRewards:
+    """What a scorer returns to reward tokens: one number for each token that the policy wrote, in their order; None for a
+    token that is given no reward, which is not the same as 0 where rewards are averaged.
+
+    >>> TokenRewards((None, 0.5, None, 1.0)).values
+    (None, 0.5, None, 1.0)
+    """
+
+    values: Sequence[float | None]
+
+
+@dataclass(frozen=True, slots=True)
+class TurnRewards:
+    """What a scorer returns to reward turns: one number for each run of tokens that the policy wrote without a break, in
+    their order; it lands on the turn's last token. None gives a turn no reward."""
+
+    values: Sequence[float | None]
+
+
+@dataclass(frozen=True, slots=True)
 class Rollout:
     """One sampled sequence: the prompt's tokens, then what came after.
 
@@ -99,9 +123,11 @@ class Rollout:
     policy_versions: tuple[int, ...]  # of the weights that sampled the token; -1 where response_mask is False
     finish_reason: FinishReason
     text: str  # what the policy wrote, decoded without special tokens; what a scorer sees
-    reward_parts: Mapping[str, float] | None = None  # several named rewards, whose sum is `reward`
-    reward: float | None = None  # None: no score, the rollout leaves the statistics and the loss
+    reward_parts: Mapping[str, float] | None = None  # several named rewards; `reward` is their sum, each by its weight
+    token_rewards: tuple[float | None, ...] | None = None  # entry per token, None where none was given to it
+    reward: float | None = None  # all of it; None: no score, the rollout leaves the statistics and the loss
     excluded: str | None = None  # why it leaves, one word for the metrics
+    length_penalty: float | None = None  # 0 or less, part of `reward`; None: nothing was asked for its length
 
     @property
     def num_response_tokens(self) -> int:

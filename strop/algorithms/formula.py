@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from strop.algorithms.support import support_lines
 from strop.algorithms.variants import ADVANTAGES, CORRECTIONS, POLICY_LOSSES
-from strop.config import PRESETS, TrainConfig
+from strop.config import PRESETS, TrainConfig, preset_values
 from strop.config.advantage import GAEOptions
+from strop.config.filtering import PerTokenPenaltyOptions, SoftOverlongOptions
+from strop.config.sampling import named_weights
 from strop.config.tree import flatten, values
 
 _WEIGHTS = {
@@ -47,12 +49,8 @@ def objective_formula(config: TrainConfig) -> str:
         "",
         f"  minimise  sum_t w_t [ {' '.join(terms)} ]",
         *(f"  {line}" for line in where),
-        *(f"  {line}" for line in ADVANTAGES[algorithm.advantage.kind].formula(algorithm.advantage)),
-        *(
-            ["  then A is brought to mean 0 and deviation 1 over the batch's tokens"]
-            if algorithm.whiten_advantages
-            else []
-        ),
+        *(f"  {line}" for line in _advantage_lines(config)),
+        *(f"  {line}" for line in _teacher_lines(config)),
         f"  {_WEIGHTS[algorithm.reduction].format(max_response_tokens=config.rollout.max_response_tokens)}",
         *_ratio_lines(config),
         *_critic_lines(config),
@@ -65,8 +63,8 @@ def objective_formula(config: TrainConfig) -> str:
 
 def _departs(config: TrainConfig) -> bool:
     """Is there a value that the preset would have set otherwise?"""
-    now = values(config.algorithm)
-    return any(now.get(path) != value for path, value in flatten(PRESETS[config.algorithm.preset or ""][1]))
+    now = values(config)
+    return any(now.get(path) != value for path, value in flatten(preset_values(config.algorithm.preset or "")))
 
 
 def _rejections(config: TrainConfig) -> list[str]:
@@ -97,6 +95,73 @@ def _kl_lines(config: TrainConfig) -> list[str]:
     return lines
 
 
+def _reward_lines(config: TrainConfig) -> list[str]:
+    """How named rewards are added up, as far as the options say it."""
+    weights = named_weights(config.reward)
+    if config.algorithm.advantage.kind == "gdpo":
+        words = ", ".join(f"{weight:g} for {name}" for name, weight in weights.items())
+        return [f"w_k = {words}" if weights else "w_k = 1 for each named reward"]
+    return [f"R = {' + '.join(f'{weight:g} {name}' for name, weight in weights.items())}"] if weights else []
+
+
+def _penalty_lines(config: TrainConfig) -> list[str]:
+    penalty, limit = config.length_penalty, config.rollout.max_response_tokens
+    if isinstance(penalty, SoftOverlongOptions):
+        buffer = penalty.buffer_of(limit)
+        taken = f"{penalty.penalty_coef:g} min(max(n - {limit - buffer}, 0), {buffer}) / {buffer}"
+    elif isinstance(penalty, PerTokenPenaltyOptions):
+        taken = f"{penalty.penalty_coef:g} max(n - {penalty.target_tokens}, 0)"
+    else:
+        return []
+    apart = ", a named reward of its own" if config.algorithm.advantage.kind == "gdpo" else ""
+    return [f"R = score - {taken},  n = tokens of the response{apart}"]
+
+
+def _filter_lines(config: TrainConfig) -> list[str]:
+    filters, lines = config.filter, []
+    if filters.rollout is not None:
+        lines.append(f"rollouts stay if {filters.rollout} says so")
+    if filters.equal_rewards:
+        lines.append("groups whose scores are all equal are dropped")
+    if filters.group is not None:
+        lines.append(f"groups stay if {filters.group} says so")
+    if not lines:
+        return []
+    surplus = "waits for the next batch" if filters.surplus == "keep" else "is dropped"
+    per_round = f"{config.rollout.round_size} prompts a round, at most {filters.max_rounds} rounds"
+    return [f"  {'; '.join(lines)}", f"  -> sampled until the batch is full: {per_round}; what is too much {surplus}"]
+
+
+def _advantage_lines(config: TrainConfig) -> list[str]:
+    """What makes A_t of rewards; nothing where a teacher is listened to alone."""
+    algorithm = config.algorithm
+    if config.distillation.alone:
+        return []
+    lines = ADVANTAGES[algorithm.advantage.kind].formula(algorithm.advantage)
+    whitens = ["then A is brought to mean 0 and deviation 1 over the batch's tokens"]
+    return [*lines, *(whitens if algorithm.whiten_advantages else []), *_reward_lines(config), *_penalty_lines(config)]
+
+
+def _teacher_lines(config: TrainConfig) -> list[str]:
+    options = config.distillation
+    if not options.is_on:
+        return []
+    later = f"sum over s >= t of {options.teacher_gamma:g}^(s - t) d_s" if options.teacher_gamma else "d_t"
+    signal = f"{options.teacher_coef:g} {later}"
+    lines = [
+        f"A_t = {signal}; rewards are only measured"
+        if options.alone
+        else f"A_t += {signal}, after all that makes A_t of rewards",
+        "d_t = teacher_logprobs_t - old_logprobs_t, of the student's own samples: E[-d_t] = KL(policy || teacher)",
+    ]
+    if options.teachers:
+        others = [f"others: {options.teacher}"] if options.teacher is not None else []
+        lines.append(f"teachers: {', '.join([f'{s}: {place}' for s, place in options.teachers.items()] + others)}")
+    else:
+        lines.append(f"teacher: {options.teacher}")
+    return lines
+
+
 def _ratio_lines(config: TrainConfig) -> list[str]:
     """The ratio, where the formula has one, and what old_logprobs are, where it has them."""
     algorithm = config.algorithm
@@ -104,7 +169,8 @@ def _ratio_lines(config: TrainConfig) -> list[str]:
     says_ratio = POLICY_LOSSES[algorithm.policy_loss.kind].options.has_ratio or algorithm.kl.unbiased
     lines = []
     if says_ratio:
-        moves = "" if algorithm.ratio_moves else " = 1 in value: one update per batch, on fresh samples"
+        samples = "" if config.filter.surplus == "keep" else ", on fresh samples"
+        moves = "" if algorithm.ratio_moves else f" = 1 in value: one update per batch{samples}"
         lines.append(f"  r_t = exp(logprobs_t - old_logprobs_t){moves}")
     if algorithm.old_logprobs == "rollout":
         lines.append(f"  old_logprobs: the sampler's own, rollout_logprobs{at}")
@@ -121,7 +187,7 @@ def _compares_with_old(config: TrainConfig) -> bool:
     algorithm = config.algorithm
     kl_in_reward = algorithm.kl.coef > 0 and algorithm.kl.place == "reward"
     rejects = algorithm.opsm_delta is not None or algorithm.veto_ratio is not None
-    return kl_in_reward or rejects or algorithm.correction.kind != "none"
+    return kl_in_reward or rejects or algorithm.correction.kind != "none" or config.distillation.is_on
 
 
 def _critic_lines(config: TrainConfig) -> list[str]:
@@ -147,6 +213,7 @@ def _batch_lines(config: TrainConfig) -> list[str]:
     return [
         f"  batch: {rollout.prompts_per_step} prompts x {rollout.group_size} samples = {sequences} sequences of at most "
         f"{rollout.max_response_tokens} tokens{left_out}",
+        *_filter_lines(config),
         f"  -> {updates} optimizer step{'s' if updates > 1 else ''} of {sequences // updates} sequences"
         f" -> {config.num_optimizer_steps} optimizer steps in {config.run.num_steps} batches{first}",
         f"  -> the last update of a batch is {updates - 1} step{'' if updates == 2 else 's'} off-policy",

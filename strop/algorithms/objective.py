@@ -13,7 +13,7 @@ from strop import ops
 from strop.algorithms.controllers import adapted_entropy_coef, adapted_kl_coef
 from strop.algorithms.variants import ADVANTAGES, CORRECTIONS, POLICY_LOSSES
 from strop.config import AlgorithmOptions, PPOClipOptions
-from strop.config.advantage import NEEDS_CRITIC, TAKES_TOKEN_KL
+from strop.config.advantage import NEEDS_CRITIC, PER_TOKEN, TAKES_TOKEN_REWARDS
 from strop.types import Metric, RewardError, StepMetrics
 
 
@@ -30,6 +30,7 @@ class TrainableTokens:
     advantages: Tensor
     sequence_ids: Tensor
     selected: Tensor | None = None  # what the policy loss singles out, decided over the whole step
+    is_fresh: Tensor | None = None  # bool, sampled by the policy as it was before the batch; None: all were
     measures_gap: bool = True  # False where the policy has moved since the trainer could be compared with the sampler
 
     @property
@@ -48,10 +49,12 @@ class ScoredTokens:
     loss_mask: Tensor  # T
     sequence_ids: Tensor  # T, entry s of the rollouts
     reward_parts: Tensor | None = None  # S x K, several rewards kept apart
+    part_weights: Tensor | None = None  # K; None: 1 each
+    token_rewards: Tensor | None = None  # T, what each token earns, all of `rewards`; None: the last token earns it
+    step_mask: Tensor | None = None  # T, where a token was given a reward, if only 0; None: at the last token
     old_logprobs: Tensor | None = None  # T
     ref_logprobs: Tensor | None = None  # T
     token_kl: Tensor | None = None  # T, filled in by the objective
-    token_rewards: Tensor | None = None  # T, filled in by the objective where a critic takes part
     values: Tensor | None = None  # T, of the critic before the batch's first update
     rollout_ids: Tensor | None = None
 
@@ -101,6 +104,7 @@ class PolicyObjective:
         """Advantages [T], and returns [T] for the critic to learn, None without one; raises as `advantages`."""
         options = self.options
         assert options.advantage.kind != "gdpo" or scored.reward_parts is not None
+        self._refuse_uneven_sequences(scored)
         penalty = torch.zeros(scored.loss_mask.shape)
         if self.uses_reference and options.kl.place == "reward":
             assert scored.old_logprobs is not None
@@ -109,17 +113,28 @@ class PolicyObjective:
             estimate = ops.kl_estimate(scored.old_logprobs[mask], scored.ref_logprobs[mask], kind=options.kl.kind)
             penalty[mask] = self.kl_coef * estimate
             self._kl_in_reward = {f"kl_ref_{options.kl.kind}": Metric.mean(float(estimate.sum()), estimate.numel())}
-        scored = replace(scored, token_kl=penalty)
+        scored = _earned(scored, penalty)
         if options.advantage.kind in NEEDS_CRITIC:
-            scored = replace(scored, token_rewards=_token_rewards(scored, penalty))
             return ADVANTAGES[options.advantage.kind](options.advantage, scored)
         try:
             found = ADVANTAGES[options.advantage.kind](options.advantage, scored)
         except ValueError as error:  # rewards that this advantage cannot take
             raise RewardError(f"algorithm.advantage.kind = {options.advantage.kind}: {error}") from error
-        if options.advantage.kind not in TAKES_TOKEN_KL:  # one number per rollout
+        if options.advantage.kind not in PER_TOKEN:  # one number per rollout
             found = found[scored.sequence_ids]
         return ops.whiten(found, scored.loss_mask) if options.whiten_advantages else found, None
+
+    def _refuse_uneven_sequences(self, scored: ScoredTokens) -> None:
+        """A loss with one advantage per sequence cannot take rewards that its tokens earn one by one. Only the scorer shows
+        whether it gives such; the options that do so are refused with the config."""
+        options = self.options
+        takes_them = options.advantage.kind in TAKES_TOKEN_REWARDS
+        if scored.step_mask is not None and takes_them and options.policy_loss.needs_one_advantage:
+            raise RewardError(
+                f"algorithm.policy_loss.kind must not be {options.policy_loss.kind} with rewards per token or turn under "
+                f"algorithm.advantage.kind = {options.advantage.kind}: it is a loss of whole sequences, with one advantage "
+                "each. Use gspo_token or a loss of tokens, such as ppo_clip."
+            )
 
     def step_tensors(
         self,
@@ -169,7 +184,8 @@ class PolicyObjective:
             sums["entropy"] = tokens.entropy
         if tokens.measures_gap:
             trainer = tokens.logprobs if options.old_logprobs == "rollout" else tokens.old_logprobs
-            sums["logprob_gap"] = (trainer - tokens.rollout_logprobs).abs()
+            gap = (trainer - tokens.rollout_logprobs).abs()
+            sums["logprob_gap"] = gap if tokens.is_fresh is None else gap.where(tokens.is_fresh, 0.0)
         return loss, _metrics(tokens, sums)
 
     def _corrections(self, tokens: TrainableTokens) -> dict[str, Tensor]:
@@ -215,9 +231,17 @@ class PolicyObjective:
         self.kl_coef, self.entropy_coef = float(state["kl_coef"]), float(state["entropy_coef"])
 
 
-def _token_rewards(scored: ScoredTokens, penalty: Tensor) -> Tensor:
-    """The outcome on each rollout's last trainable token, less each token's penalty; [T], float64."""
-    return ops.last_token_rewards(scored.rewards, scored.loss_mask, scored.sequence_ids) - penalty.double()
+def _earned(scored: ScoredTokens, token_kl: Tensor) -> ScoredTokens:
+    """The same with what each token earns: the rewards given to it, all of the rollout's on its last token where none has
+    a place of its own, less the KL penalty."""
+    earned, steps, mask = scored.token_rewards, scored.step_mask, scored.loss_mask
+    if earned is None:
+        earned = ops.last_token_rewards(scored.rewards, mask, scored.sequence_ids)
+    if steps is None:
+        steps = ops.last_token_rewards(torch.ones_like(scored.rewards), mask, scored.sequence_ids) > 0
+    # what stands in masked slots is not used, whatever it is
+    penalized = torch.where(mask, earned - token_kl.double(), torch.zeros_like(earned))
+    return replace(scored, token_rewards=penalized, step_mask=steps, token_kl=token_kl)
 
 
 @dataclass(frozen=True)
@@ -240,7 +264,11 @@ def _metrics(tokens: TrainableTokens, sums: dict[str, Tensor]) -> StepMetrics:
             [t.float().sum() for t in means.values()] + [t.float() for t in extremes.values()]
         ).tolist()
     count = tokens.logprobs.numel()
-    metrics = {name: Metric.mean(value, count) for name, value in zip(means, numbers[: len(means)], strict=True)}
+    counts = {} if tokens.is_fresh is None else {"logprob_gap": int(tokens.is_fresh.sum())}
+    metrics = {
+        name: Metric.mean(value, counts.get(name, count))
+        for name, value in zip(means, numbers[: len(means)], strict=True)
+    }
     for name, value in zip(extremes, numbers[len(means) :], strict=True):
         metrics[name] = Metric("min" if name == "ratio_min" else "max", value)
     return metrics

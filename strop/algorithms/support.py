@@ -30,7 +30,8 @@ def _without_policy_loss(config: TrainConfig) -> list[str]:
     condition = POLICY_LOSSES[algorithm.policy_loss.kind].no_gradient_where
     if condition is not None and algorithm.ratio_moves:
         found.append(f"where {condition(algorithm.policy_loss)}")
-    if algorithm.advantage.kind in _NOTHING_IN_EQUAL_GROUPS and not algorithm.whiten_advantages:
+    equal_groups = algorithm.advantage.kind in _NOTHING_IN_EQUAL_GROUPS and not algorithm.whiten_advantages
+    if equal_groups and not config.distillation.is_on:
         found.append("where A = 0, as in a group whose rewards are equal")
     else:
         found.append("where A = 0")

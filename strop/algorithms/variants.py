@@ -138,6 +138,9 @@ POLICY_LOSSES: dict[str, Binding] = {
 }
 
 
+_EARNED = "R_s: what token s earned; a number for the whole response counts at its last token"
+
+
 def _group(o: advantages.GroupAdvantageOptions) -> list[str]:
     if o.normalize_std:
         return [f"A_t = (R - mean_group(R)) / (std_group(R) + {o.std_eps:g})"]
@@ -157,8 +160,14 @@ def _gae(o: advantages.GAEOptions) -> list[str]:
     return [
         *sums,
         f"delta_t = earned_t + {gamma}V_next - V_t,  V: the critic's before the batch's first update",
-        "earned_t = R [t is last] - token_kl_t;  next: the next token that the policy wrote, 0 after the last",
+        "earned_t = R_t - token_kl_t;  next: the next token that the policy wrote, 0 after the last",
+        "R_t: what token t earned; a number for the whole response counts at its last token",
     ]
+
+
+def _process(o: advantages.ProcessAdvantageOptions) -> list[str]:
+    mean, over = "mean_group(steps)", f" / (std_group(steps) + {o.std_eps:g})" if o.normalize_std else ""
+    return [f"A_t = sum over steps s >= t of {'(' if over else ''}R_s - {mean}{')' if over else ''}{over}", _EARNED]
 
 
 def _pass_at_k(o: advantages.PassAtKOptions) -> list[str]:
@@ -178,12 +187,13 @@ ADVANTAGES: dict[str, Binding] = {
     "gdpo": bind(
         advantages.GDPOOptions,
         advantage_ops.gdpo,
-        lambda o: [f"A_t = whiten(sum_k (R_k - mean_group(R_k)) / (std_group(R_k) + {o.std_eps:g}))"],
+        lambda o: [f"A_t = whiten(sum_k w_k (R_k - mean_group(R_k)) / (std_group(R_k) + {o.std_eps:g}))"],
     ),
+    "process": bind(advantages.ProcessAdvantageOptions, advantage_ops.process_advantages, _process),
     "reinforce_plus_plus": bind(
         advantages.ReinforcePlusPlusOptions,
         advantage_ops.reinforce_plus_plus,
-        lambda o: [f"A_t = whiten(sum over s >= t of {o.gamma:g}^(s - t) (R [s is last] - token_kl_s))"],
+        lambda o: [f"A_t = whiten(sum over s >= t of {o.gamma:g}^(s - t) (R_s - token_kl_s))", _EARNED],
     ),
     "reinforce_plus_plus_baseline": bind(
         advantages.ReinforcePlusPlusBaselineOptions,

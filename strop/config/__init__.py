@@ -5,14 +5,17 @@ from strop.config.algorithm import AlgorithmOptions, KLOptions
 from strop.config.base import Options
 from strop.config.critic import CriticOptions
 from strop.config.data import DataOptions, DemonstrationOptions, JSONLOptions, ParquetOptions, ReasoningGymOptions
+from strop.config.distillation import DistillationOptions, is_address
 from strop.config.evaluation import EvalOptions, EvalSetOptions
+from strop.config.filtering import CurriculumOptions, FilterOptions, LengthPenaltyOptions
 from strop.config.imitation import LossOptions, ValidationOptions
 from strop.config.load import load_config, make_config
 from strop.config.policy_loss import CISPOOptions, PPOClipOptions
-from strop.config.presets import PRESETS
+from strop.config.presets import PRESETS, preset_values
 from strop.config.render import to_toml
-from strop.config.root import RootConfig, SFTConfig, TrainConfig, warmup_fits
+from strop.config.root import RootConfig, SFTConfig, TrainConfig
 from strop.config.sampling import RewardOptions, RolloutOptions
+from strop.config.train_rules import warmup_fits
 from strop.config.training import (
     AdamWOptions,
     GuardOptions,
@@ -28,14 +31,18 @@ __all__ = [
     "AlgorithmOptions",
     "CISPOOptions",
     "CriticOptions",
+    "CurriculumOptions",
     "DataOptions",
     "DemonstrationOptions",
+    "DistillationOptions",
     "EvalOptions",
     "EvalSetOptions",
+    "FilterOptions",
     "GroupAdvantageOptions",
     "GuardOptions",
     "JSONLOptions",
     "KLOptions",
+    "LengthPenaltyOptions",
     "LossOptions",
     "ModelOptions",
     "Options",
@@ -51,8 +58,10 @@ __all__ = [
     "TorchTrainerOptions",
     "TrainConfig",
     "ValidationOptions",
+    "is_address",
     "load_config",
     "make_config",
+    "preset_values",
     "to_toml",
     "warmup_fits",
 ]

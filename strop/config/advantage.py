@@ -56,6 +56,18 @@ class GDPOOptions(Options):
     std_eps: float = Field(default=1e-6, gt=0, description="Added to the standard deviation, in units of reward.")
 
 
+class ProcessAdvantageOptions(Options):
+    """GRPO with rewards per token or turn: each is normalised over its group, and counts for the tokens up to it."""
+
+    kind: Literal["process"] = "process"
+    normalize_std: bool = Field(default=True, description="Divide by the deviation of the group's step rewards.")
+    std_eps: float = Field(default=1e-6, gt=0, description="Added to the standard deviation, in units of reward.")
+
+    def idle(self) -> Iterator[Idle]:
+        if not self.normalize_std:
+            yield Idle("std_eps", "is only used when normalize_std = true")
+
+
 class ReinforcePlusPlusOptions(Options):
     """REINFORCE++: discounted returns per token, whitened over the step."""
 
@@ -101,13 +113,18 @@ AdvantageOptions = Annotated[
     | MaxRLOptions
     | PassAtKOptions
     | GDPOOptions
+    | ProcessAdvantageOptions
     | ReinforcePlusPlusOptions
     | ReinforcePlusPlusBaselineOptions
     | GAEOptions,
     Field(discriminator="kind"),
 ]
 
-# Advantages that need other rollouts of the same prompt, those that take a penalty per token, and those that ask a critic.
-NEEDS_GROUP = ("group", "rloo", "opo", "maxrl", "pass_at_k", "gdpo", "reinforce_plus_plus_baseline")
-TAKES_TOKEN_KL = ("reinforce_plus_plus", "reinforce_plus_plus_baseline", "gae")
+# Advantages that need other rollouts of the same prompt, and those that ask a critic.
+NEEDS_GROUP = ("group", "rloo", "opo", "maxrl", "pass_at_k", "gdpo", "process", "reinforce_plus_plus_baseline")
 NEEDS_CRITIC = ("gae",)
+# Those that take a penalty per token, and those for which it matters which token earns a reward; the others add it up.
+TAKES_TOKEN_KL = ("reinforce_plus_plus", "reinforce_plus_plus_baseline", "gae")
+TAKES_TOKEN_REWARDS = ("process", "reinforce_plus_plus", "gae")
+# Those that give each token an advantage of its own, not each rollout.
+PER_TOKEN = ("process", *TAKES_TOKEN_KL)

@@ -168,7 +168,7 @@ class AlgorithmOptions(Options):
     @property
     def advantages_vary(self) -> str | None:
         """The option through which tokens of one sequence can have different advantages; None where they cannot."""
-        if self.advantage.kind in NEEDS_CRITIC:
+        if self.advantage.kind in (*NEEDS_CRITIC, "process"):
             return f"algorithm.advantage.kind = {self.advantage.kind}"
         if self.advantage.kind == "reinforce_plus_plus" and self.advantage.gamma < 1:
             return f"algorithm.advantage.gamma = {self.advantage.gamma:g}"
@@ -178,6 +178,12 @@ class AlgorithmOptions(Options):
     def ratio_moves(self) -> bool:
         """False where every ratio of policy to old policy is exactly 1."""
         return self.updates_per_batch > 1 or self.old_logprobs == "rollout"
+
+    @property
+    def uses_old_logprobs(self) -> bool:
+        """True if a term of the objective looks at the log-probabilities from before the batch's updates."""
+        kl_in_reward = self.kl.coef > 0 and self.kl.place == "reward"
+        return self.policy_loss.has_ratio or self.opsm_delta is not None or self.kl.unbiased or kl_in_reward
 
     def problems(self) -> Iterator[Problem]:
         yield from not_negligible("entropy_coef", self.entropy_coef)
@@ -221,9 +227,6 @@ class AlgorithmOptions(Options):
     def idle(self) -> Iterator[Idle]:
         if self.entropy_target is None:
             yield Idle("entropy_step", "is only used when algorithm.entropy_target is set")
-        kl_in_reward = self.kl.coef > 0 and self.kl.place == "reward"
-        if not (self.policy_loss.has_ratio or self.opsm_delta is not None or self.kl.unbiased or kl_in_reward):
-            yield Idle("old_logprobs", f"cannot act: policy_loss.kind = {self.policy_loss.kind} has no ratio")
         if not self.ratio_moves:
             for name in self.policy_loss.idle_at_ratio_1():
                 yield Idle(

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from strop.config.base import Idle, Options
+from strop.config.base import Idle, Options, Problem
 
 
 class _PromptOptions(Options):
@@ -20,6 +20,14 @@ class _PromptOptions(Options):
     system_prompt: str | None = Field(default=None, description="A system message before each prompt; none means none.")
     shuffle: bool = Field(default=True, description="A new order for every pass over the data, from the seed.")
     max_prompts: int | None = Field(default=None, ge=1, description="Use only the first so many rows; none means all.")
+    source_weights: dict[str, Annotated[float, Field(ge=0, le=1e9)]] = Field(
+        default_factory=dict,
+        description="Source to its share of the sampled prompts, relative to the others; without it each row counts the same.",
+    )
+
+    def problems(self) -> Iterator[Problem]:
+        if self.source_weights and not any(self.source_weights.values()):
+            yield Problem("source_weights", "must have a weight above 0, got none: no prompt would be sampled.")
 
     def idle(self) -> Iterator[Idle]:
         if self.max_prompts == 1:
@@ -68,6 +76,7 @@ class ReasoningGymOptions(_PromptOptions):
     )
 
     def idle(self) -> Iterator[Idle]:
+        yield Idle("source_weights", "cannot act: all tasks are of one source, the dataset")
         if self.size == 1:
             yield Idle("shuffle", "cannot act with size = 1: there is one prompt to order")
         else:

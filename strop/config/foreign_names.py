@@ -30,7 +30,7 @@ _BY_OPTION = {
     "rollout.prompts_per_step": "rollout_batch_size train_batch_size batch_size",
     "run.checkpoint_every_steps": "save_interval save_freq save_steps",
     "run.folder": "output_dir save default_local_dir",
-    "run.num_steps": "num_rollout max_steps total_training_steps num_train_epochs num_epochs",
+    "run.num_steps": "num_rollout max_steps total_training_steps num_train_epochs",
     "trainer.adam_eps": "adam_epsilon",
     "trainer.beta1": "adam_beta1",
     "trainer.beta2": "adam_beta2",

@@ -14,7 +14,7 @@ from strop.config.base import Options
 from strop.config.lines import Sources
 from strop.config.messages import describe
 from strop.config.overrides import nest
-from strop.config.presets import PRESETS
+from strop.config.presets import PRESETS, preset_values
 from strop.config.render import recorded_origins
 from strop.config.repair import speaks_of, without_problems
 from strop.config.root import RootConfig, SFTConfig, TrainConfig
@@ -156,7 +156,7 @@ def _layers(
         table = _table(values, "algorithm")
         if "preset" in table:
             name = table["preset"]
-            preset = {"algorithm": PRESETS[name][1]} if isinstance(name, str) and name in PRESETS else {}
+            preset = preset_values(name) if isinstance(name, str) and name in PRESETS else {}
             return preset, [*layers[:place], (f"preset {name}", preset), *layers[place:]]
     return {}, layers
 
@@ -225,7 +225,18 @@ def _unset(preset: dict[str, Any], config: Options) -> dict[str, Any]:
     """What each option would be if nobody had set it: by the preset or by default."""
     now = tree.values(config)
     left = tuple(f"{table}." for table in tree.union_tables(type(config)) if _changes_kind(preset, table, now))
-    return tree.defaults(config) | {path: value for path, value in tree.flatten(preset) if not path.startswith(left)}
+    of_preset = {path: value for path, value in tree.flatten(preset) if not path.startswith(left)}
+    return tree.defaults(config) | _default_kinds(config) | of_preset
+
+
+def _default_kinds(config: Options) -> dict[str, str]:
+    """The kind of each table that comes in variants, where nobody names it."""
+    return {
+        f"{prefix}.{name}.kind" if prefix else f"{name}.kind": vars(field.default)["kind"]
+        for prefix, table in tree.walk(config)
+        for name, field in type(table).model_fields.items()
+        if isinstance(field.default, Options) and "kind" in type(field.default).model_fields
+    }
 
 
 def _changes_kind(preset: dict[str, Any], table: str, now: dict[str, Any]) -> bool:
@@ -247,7 +258,7 @@ def _refuse_endless_numbers(values: dict[str, Any], origin: str) -> None:
 
 def _rules(config: Options, unset: dict[str, Any], sources: Sources) -> list[str]:
     """Broken rules, and options that were set to something of their own and cannot act."""
-    now, origins = tree.values(config), sources.origins
+    now = tree.values(config)
     found = [
         f"{path} must be at most {LARGEST_FLOAT:g} in size, got {value:g}: the run computes in float32.{sources.note(path)}"
         for path, value in now.items()
@@ -258,15 +269,16 @@ def _rules(config: Options, unset: dict[str, Any], sources: Sources) -> list[str
         found += [f"{dot}{key} {message}{sources.note(dot + key)}" for key, message in table.problems()]
         for key, reason in table.idle():
             path = dot + key
-            if (
-                path in origins
-                and path in now
-                and now[path] != unset.get(path)
-                and not origins[path].startswith("preset ")
-            ):
+            if path in now and now[path] != unset.get(path) and _is_somebodys(path, sources.origins):
                 advice = "Leave it out, or change what keeps it from acting."
                 found.append(f"{path} = {now[path]} {reason}. {advice}{sources.note(path)}")
     return found
+
+
+def _is_somebodys(path: str, origins: dict[str, str]) -> bool:
+    """Did somebody set it, or an entry of it where it is a free table? What a preset sets is nobody's."""
+    of_it = (origin for set_here, origin in origins.items() if f"{set_here}.".startswith(f"{path}."))
+    return any(not origin.startswith("preset ") for origin in of_it)
 
 
 def _idle_in_eval(config: Options, unset: dict[str, Any], origins: dict[str, str]) -> list[str]:

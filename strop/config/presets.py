@@ -28,7 +28,7 @@ PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "dapo": (
-        "DAPO, arXiv:2503.14476, section 3, without its dynamic sampling and overlong penalty",
+        "DAPO, arXiv:2503.14476, section 3",
         {
             "policy_loss": {"kind": "ppo_clip", "eps_clip": 0.2, "eps_clip_high": 0.28},
             "advantage": _GROUP,
@@ -130,6 +130,17 @@ PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
+
+# name -> values of other tables that belong to the method
+_OTHER_TABLES: dict[str, dict[str, Any]] = {
+    "dapo": {"filter": {"equal_rewards": True}, "length_penalty": {"kind": "soft_overlong", "penalty_coef": 1.0}},
+}
+
+
+def preset_values(name: str) -> dict[str, Any]:
+    """What a preset sets, by table and option."""
+    return {"algorithm": PRESETS[name][1], **_OTHER_TABLES.get(name, {})}
+
 
 # Under this flag users of slime name the presets.
 ESTIMATOR_FLAG = "advantage_estimator"

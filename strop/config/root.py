@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import islice
 from pathlib import Path
 
 from pydantic import Field, PrivateAttr
 
-from strop.config.advantage import NEEDS_CRITIC, NEEDS_GROUP
+from strop.config import train_rules
+from strop.config.advantage import NEEDS_CRITIC
 from strop.config.algorithm import AlgorithmOptions
 from strop.config.base import Derived, Idle, Options, Problem
 from strop.config.critic import CriticOptions
 from strop.config.data import DataOptions, DemonstrationOptions
+from strop.config.distillation import DistillationOptions
 from strop.config.evaluation import EvalOptions
+from strop.config.filtering import (
+    CurriculumOptions,
+    FilterOptions,
+    LengthPenaltyOptions,
+    NoCurriculumOptions,
+    NoLengthPenaltyOptions,
+)
 from strop.config.imitation import LossOptions, ValidationOptions
 from strop.config.sampling import RewardOptions, RolloutOptions
 from strop.config.training import (
-    AdamWOptions,
     GuardOptions,
     ModelOptions,
     SFTRunOptions,
@@ -74,7 +81,11 @@ class TrainConfig(RootConfig):
     data: DataOptions
     rollout: RolloutOptions = RolloutOptions()
     reward: RewardOptions
+    length_penalty: LengthPenaltyOptions = NoLengthPenaltyOptions()
+    filter: FilterOptions = FilterOptions()
+    curriculum: CurriculumOptions = NoCurriculumOptions()
     algorithm: AlgorithmOptions = AlgorithmOptions()
+    distillation: DistillationOptions = DistillationOptions()
     trainer: TorchTrainerOptions = TorchTrainerOptions()
     critic: CriticOptions = CriticOptions()
     engine: TorchEngineOptions = TorchEngineOptions()
@@ -104,118 +115,16 @@ class TrainConfig(RootConfig):
 
     def derived(self) -> Iterator[Derived]:
         yield from super().derived()
-        if self.guards.max_logprob_gap is None:
-            yield Derived("guards.max_logprob_gap", self.max_logprob_gap, f"model.dtype = {self.model.dtype}")
-        if self.eval.max_response_tokens is None:
-            for name, own in self.eval.all_sets.items():
-                if own.max_response_tokens is None:
-                    table = f"eval.sets.{name}" if name else "eval"
-                    limit = self.rollout.max_response_tokens
-                    yield Derived(f"{table}.max_response_tokens", limit, "rollout.max_response_tokens")
-
-    def idle(self) -> Iterator[Idle]:
-        if not self.has_critic:
-            for name in CriticOptions.model_fields:
-                yield Idle(f"critic.{name}", "is only used when algorithm.advantage.kind = gae")
+        yield from train_rules.derived(self)
 
     def problems(self) -> Iterator[Problem]:
-        prompts, updates = self.rollout.prompts_per_step, self.algorithm.updates_per_batch
-        if prompts % updates:
-            yield Problem(
-                "algorithm.updates_per_batch",
-                f"must divide rollout.prompts_per_step, got {updates} and {prompts}. "
-                f"With {prompts} prompts it may be {', '.join(map(str, _divisors(prompts)))}.",
-            )
-        kind, group_size = self.algorithm.advantage.kind, self.rollout.group_size
-        if group_size == 1 and kind in NEEDS_GROUP:
-            yield Problem(
-                "rollout.group_size",
-                f"must be 2 or more with algorithm.advantage.kind = {kind}, got 1: a sample that is its own baseline "
-                "has advantage 0, and nothing would be learned.",
-            )
-        if self.algorithm.advantage.kind == "pass_at_k" and self.algorithm.advantage.k >= group_size:
-            yield Problem(
-                "algorithm.advantage.k",
-                f"must be below rollout.group_size, got {self.algorithm.advantage.k} and {group_size}. "
-                "With one set of all rollouts every advantage is 0.",
-            )
-        yield from self._critic_problems()
-        if self.reward.kind == "dataset" and self.data.kind != "reasoning_gym":
-            yield Problem(
-                "reward.kind",
-                f"must not be dataset with data.kind = {self.data.kind}: that source has no scorer of its own. "
-                "Use exact, number, math or function.",
-            )
-        yield from self._eval_reward_problems()
+        yield from train_rules.problems(self)
 
-    def _eval_reward_problems(self) -> Iterator[Problem]:
-        """A dataset's own scorer where the held-out prompts come from no dataset."""
-        for name, own in self.eval.all_sets.items():
-            if own.data.kind == "reasoning_gym" or (own.reward or self.reward).kind != "dataset":
-                continue
-            table = f"eval.sets.{name}" if name else "eval"
-            advice = "Give it a reward of its own." if own.reward is None else f"Set another {table}.reward.kind."
-            if not name:
-                advice = "Make it a table [eval.sets.NAME], which may have a reward of its own."
-            yield Problem(
-                f"{table}.data.kind",
-                f"must be reasoning_gym where the reward is of kind dataset, got {own.data.kind}: that source has no "
-                f"scorer of its own. {advice}",
-            )
-
-    def _critic_problems(self) -> Iterator[Problem]:
-        if self.critic.only_first_steps >= self.run.num_steps:
-            yield Problem(
-                "critic.only_first_steps",
-                f"must be below run.num_steps, got {self.critic.only_first_steps} and {self.run.num_steps}: the policy would "
-                "never learn.",
-            )
-            return
-        updates, alone = self.algorithm.updates_per_batch, self.critic.only_first_steps
-        batches = f"run.num_steps = {self.run.num_steps}"
-        learning = f"({batches} - critic.only_first_steps = {alone})" if alone else batches
-        by_updates = f"x algorithm.updates_per_batch = {updates}"
-        yield from warmup_fits("trainer", self.trainer, self.num_optimizer_steps, f"{learning} {by_updates}")
-        if self.has_critic:
-            yield from warmup_fits("critic", self.critic, self.num_critic_steps, f"{batches} {by_updates}")
+    def idle(self) -> Iterator[Idle]:
+        yield from train_rules.idle(self)
 
     def warnings(self) -> Iterator[str]:
-        """Options that wait for a step the run does not have: allowed, since runs are shortened to try them."""
-        last = self.run.num_steps
-        for path, every, consequence in (
-            ("eval.every_steps", self.eval.every_steps, "the only evaluations are those before and after the run"),
-            (
-                "algorithm.kl.refresh_steps",
-                self.algorithm.kl.refresh_steps,
-                "no step learns against a refreshed reference",
-            ),
-        ):
-            if every >= last:
-                yield f"{path} = {every} is not below run.num_steps = {last}: {consequence}."
-        checkpoints = self.run.checkpoint_every_steps
-        if checkpoints > last:
-            yield (
-                f"run.checkpoint_every_steps = {checkpoints} is above run.num_steps = {last}: "
-                "the only checkpoint is the one at the end."
-            )
-        yield from self._unreached()
-        yield from unreached_schedule(self.trainer, self.num_optimizer_steps)
-
-    def _unreached(self) -> Iterator[str]:
-        """What adapts or keeps over more steps than there are."""
-        last, every, keep = self.run.num_steps, self.run.checkpoint_every_steps, self.run.keep_checkpoints
-        kl = self.algorithm.kl
-        if last == 1 and kl.coef > 0 and kl.target is not None:
-            yield "algorithm.kl.target cannot act with run.num_steps = 1: the coefficient changes after the first batch."
-        if last == 1 and self.algorithm.entropy_target is not None:
-            yield "algorithm.entropy_target cannot act with run.num_steps = 1: the weight changes after the first batch."
-        num_checkpoints = -(-last // every) if every else 0
-        default = type(self.run).model_fields["keep_checkpoints"].default
-        if every and keep > num_checkpoints and keep != default:
-            yield (
-                f"run.keep_checkpoints = {keep} is above the {num_checkpoints} that the run makes (run.num_steps = {last}, "
-                f"run.checkpoint_every_steps = {every}): none is removed."
-            )
+        yield from train_rules.warnings(self)
 
 
 class SFTConfig(RootConfig):
@@ -232,7 +141,7 @@ class SFTConfig(RootConfig):
     def problems(self) -> Iterator[Problem]:
         if self.run.num_steps is not None:  # that of num_epochs is known when the demonstrations are
             product = f"run.num_steps = {self.run.num_steps}"
-            yield from warmup_fits("trainer", self.trainer, self.run.num_steps, product)
+            yield from train_rules.warmup_fits("trainer", self.trainer, self.run.num_steps, product)
         if self.loss.reduction == "constant_length" and self.data.max_length_tokens is None:
             yield Problem(
                 "data.max_length_tokens",
@@ -255,32 +164,4 @@ class SFTConfig(RootConfig):
         ):
             if every > num_steps:
                 yield f"{path} = {every} is above {limit}: {consequence}."
-        yield from unreached_schedule(self.trainer, num_steps)
-
-
-def _divisors(number: int, most: int = 12) -> list[int]:
-    """The smallest divisors of a number."""
-    small = (n for n in range(1, min(number, 10_000) + 1) if number % n == 0)
-    return list(islice(small, most))
-
-
-def unreached_schedule(trainer: AdamWOptions, num_optimizer_steps: int) -> Iterator[str]:
-    """What of the optimizer needs a second step."""
-    if trainer.lr_schedule != "constant" and num_optimizer_steps - trainer.warmup_steps <= 1:
-        yield (
-            f"trainer.lr_schedule = {trainer.lr_schedule} is the same as constant: of the run's {num_optimizer_steps} "
-            "optimizer steps one comes after the warm-up, and has the peak."
-        )
-    for name in ("beta1", "beta2"):
-        value, default = getattr(trainer, name), type(trainer).model_fields[name].default
-        if num_optimizer_steps == 1 and value != default:
-            yield f"trainer.{name} = {value:g} cannot act in a run of one optimizer step: AdamW corrects the first one for it."
-
-
-def warmup_fits(table: str, options: AdamWOptions, num_optimizer_steps: int, product: str) -> Iterator[Problem]:
-    """A warmup that would outlast the run."""
-    if options.warmup_steps >= num_optimizer_steps:
-        yield Problem(
-            f"{table}.warmup_steps",
-            f"must be below the run's {num_optimizer_steps} optimizer steps ({product}), got {options.warmup_steps}.",
-        )
+        yield from train_rules.unreached_schedule(self.trainer, num_steps)

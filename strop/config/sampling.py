@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, Strict
 
-from strop.config.base import Options
+from strop.config.base import Idle, Options, Problem
 
 
 class RolloutOptions(Options):
@@ -26,15 +27,66 @@ class RolloutOptions(Options):
     stop_token_ids: tuple[Annotated[int, Field(ge=0)], ...] = Field(
         default=(), description="End ids beside those of the model."
     )
-
-
-class _ForeignScorerOptions(Options):
-    """Of scorers that strop does not write, which may fail; its own give every answer a score."""
-
-    on_error: Literal["fail", "zero", "exclude"] = Field(
-        default="fail",
-        description="When a scorer raises or returns NaN: stop, score 0, or leave the rollout out (counted).",
+    prompts_per_round: int | None = Field(
+        default=None,
+        ge=1,
+        le=100_000,
+        description="Prompts sampled at once, more than a step needs where filters drop some; none: prompts_per_step.",
     )
+    max_tokens_in_flight: int | None = Field(
+        default=None,
+        ge=1,
+        description="Prompt and max_response_tokens of all samples that are sampled at the same time, at most; none: no cap.",
+    )
+
+    @property
+    def round_size(self) -> int:
+        """Prompts of one round of sampling."""
+        return self.prompts_per_step if self.prompts_per_round is None else self.prompts_per_round
+
+    def problems(self) -> Iterator[Problem]:
+        if self.round_size < self.prompts_per_step:
+            yield Problem(
+                "prompts_per_round",
+                f"must be at least rollout.prompts_per_step, got {self.prompts_per_round} and {self.prompts_per_step}: a round "
+                "samples at least what a step needs.",
+            )
+        least = self.group_size * (1 + self.max_response_tokens)
+        if self.max_tokens_in_flight is not None and self.max_tokens_in_flight < least:
+            yield Problem(
+                "max_tokens_in_flight",
+                f"must be at least {least}, got {self.max_tokens_in_flight}: the {self.group_size} samples of one prompt are "
+                f"sampled together, and each may have rollout.max_response_tokens = {self.max_response_tokens} tokens after "
+                "its prompt.",
+            )
+
+
+# Of scorers that strop does not write, which may fail; its own give every answer a score.
+_OnError = Annotated[
+    Literal["fail", "zero", "exclude"],
+    Field(description="When a scorer raises or returns NaN: stop, score 0, or leave the rollout out (counted)."),
+]
+
+
+class _FunctionOptions(Options):
+    """Of functions that users write: what they return, and how they are called."""
+
+    on_error: _OnError = "fail"
+    per: Literal["response", "turn", "token"] = Field(
+        default="response",
+        description="What the numbers belong to: one for the response, or a list of one for each turn or token of the policy.",
+    )
+    weights: dict[str, Annotated[float, Strict()]] = Field(
+        default_factory=dict,
+        description="Weight of each named reward in their sum; none given: all 1. With gdpo, of each normalised reward.",
+    )
+    max_concurrent: int = Field(
+        default=64, ge=1, description="How many calls of an async function run at once; others are called one by one."
+    )
+
+    def problems(self) -> Iterator[Problem]:
+        if self.weights and not any(self.weights.values()):
+            yield Problem("weights", f"must not all be 0, got {self.weights}: every reward would be 0.")
 
 
 class ExactRewardOptions(Options):
@@ -57,21 +109,26 @@ class MathRewardOptions(Options):
     kind: Literal["math"] = "math"
 
 
-class DatasetRewardOptions(_ForeignScorerOptions):
+class DatasetRewardOptions(Options):
     """The score of the dataset's own scorer (reasoning-gym)."""
 
     kind: Literal["dataset"] = "dataset"
+    on_error: _OnError = "fail"
 
 
-class FunctionRewardOptions(_ForeignScorerOptions):
-    """Your function: it takes a `strop.types.Rollout` and returns a number, or None for no score."""
+class FunctionRewardOptions(_FunctionOptions):
+    """Your function: it takes a `strop.types.Rollout` and returns a number, several, or None for no score; plain or async."""
 
     kind: Literal["function"] = "function"
     function: str = Field(description="Where it is: module:function or path/to/file.py:function.")
     batched: bool = Field(default=False, description="It takes a list of rollouts and returns as many scores.")
 
+    def idle(self) -> Iterator[Idle]:
+        if self.batched:
+            yield Idle("max_concurrent", "cannot act with reward.batched = true: the function is called once a step")
 
-class SlimeRewardOptions(_ForeignScorerOptions):
+
+class SlimeRewardOptions(_FunctionOptions):
     """A reward function of slime's, unchanged: it takes `args` and a sample; plain or async."""
 
     kind: Literal["slime"] = "slime"
@@ -85,12 +142,29 @@ class SlimeRewardOptions(_ForeignScorerOptions):
     args: dict[str, Any] = Field(default_factory=dict, description="What the function finds as attributes of `args`.")
 
 
+class NoRewardOptions(Options):
+    """No reward: nothing is scored, and all that is learned comes from a teacher (distillation.alone = true)."""
+
+    kind: Literal["none"] = "none"
+
+
 RewardOptions = Annotated[
     ExactRewardOptions
     | NumberRewardOptions
     | MathRewardOptions
     | DatasetRewardOptions
     | FunctionRewardOptions
-    | SlimeRewardOptions,
+    | SlimeRewardOptions
+    | NoRewardOptions,
     Field(discriminator="kind"),
 ]
+
+
+def rewarded_per(reward: RewardOptions) -> Literal["response", "turn", "token"]:
+    """What the numbers of a scorer belong to, as far as the options say."""
+    return reward.per if isinstance(reward, FunctionRewardOptions | SlimeRewardOptions) else "response"
+
+
+def named_weights(reward: RewardOptions) -> dict[str, float]:
+    """Weights of named rewards; empty where each counts 1."""
+    return reward.weights if isinstance(reward, FunctionRewardOptions | SlimeRewardOptions) else {}

@@ -2,12 +2,14 @@
 
 from strop.data.batch import Batch, build_batch, demonstration_batch
 from strop.data.conversations import special_ids
-from strop.data.cursor import PromptCursor
+from strop.data.cursor import Cursor, PromptCursor
 from strop.data.demonstrations import Demonstration, load_demonstrations
+from strop.data.mixture import make_cursor
 from strop.data.sources import LoadedPrompts, load_prompts
 
 __all__ = [
     "Batch",
+    "Cursor",
     "Demonstration",
     "LoadedPrompts",
     "PromptCursor",
@@ -15,5 +17,6 @@ __all__ = [
     "demonstration_batch",
     "load_demonstrations",
     "load_prompts",
+    "make_cursor",
     "special_ids",
 ]

@@ -41,6 +41,7 @@ class Batch:
     old_values: Tensor | None = None  # float32, of the critic before the batch's first update
     returns: Tensor | None = None  # float32, what the critic learns to foresee
     selected: Tensor | None = None  # bool, what the policy loss singles out, decided over a whole step
+    is_fresh: Tensor | None = None  # bool, sampled by the policy as it is at the start of the step; None: all were
     measures_gap: bool = True  # False where the policy has moved since it could be compared with the sampler
 
     @property

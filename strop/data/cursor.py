@@ -3,11 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from strop.types import DataError
+from strop.types import DataError, StepMetrics
+
+
+class Cursor(Protocol):
+    """Says which rows come next, and can be saved."""
+
+    def take(self, n: int) -> list[int]: ...
+
+    def observe(self, row: int, mean_reward: float) -> None: ...
+
+    def metrics(self) -> StepMetrics: ...
+
+    def state(self) -> dict[str, Any]: ...
+
+    def load_state(self, state: Mapping[str, Any]) -> None: ...
+
+
+def check_same(state: Mapping[str, Any], **here: Any) -> None:
+    """A state is of the same data and order as the cursor that it is loaded into.
+
+    Raises:
+        DataError: it is not.
+    """
+    for name, now in here.items():
+        if state.get(name) != now:
+            raise DataError(
+                f"data cursor: {name} must be the same as when the state was saved, "
+                f"got {now!r} now and {state.get(name)!r} then. Resume with the data and seed of the run."
+            )
 
 
 class PromptCursor:
@@ -51,6 +79,13 @@ class PromptCursor:
                 self._enter(self._epoch + 1)
         return taken
 
+    def observe(self, row: int, mean_reward: float) -> None:
+        """Passes take every row, whatever it earned."""
+
+    def metrics(self) -> StepMetrics:
+        """Nothing to say."""
+        return {}
+
     def state(self) -> dict[str, Any]:
         """What `load_state` needs, as JSON can hold it."""
         same = {"num_rows": self.num_rows, "seed": self.seed, "shuffle": self.shuffle}
@@ -62,12 +97,7 @@ class PromptCursor:
         Raises:
             DataError: the state is of other data, another seed or order, or is damaged.
         """
-        for name, here in (("num_rows", self.num_rows), ("seed", self.seed), ("shuffle", self.shuffle)):
-            if state.get(name) != here:
-                raise DataError(
-                    f"data cursor: {name} must be the same as when the state was saved, "
-                    f"got {here!r} now and {state.get(name)!r} then. Resume with the data and seed of the run."
-                )
+        check_same(state, num_rows=self.num_rows, seed=self.seed, shuffle=self.shuffle)
         for name, limit in (("epoch", None), ("position", self.num_rows)):
             value = state.get(name)
             if type(value) is not int or value < 0 or (limit is not None and value >= limit):

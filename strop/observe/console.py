@@ -136,6 +136,7 @@ _COLUMNS = (
     ("val", "validation/loss", ".4f"),
     ("len", "response_tokens", ".1f"),
     ("cut", "truncated", ".0%"),
+    ("rkl", "reverse_kl", "+.4f"),
     ("entropy", "entropy", ".3f"),
     ("clip", "clip_fraction", ".1%"),
     ("grad", "grad_norm", ".3f"),
@@ -147,6 +148,10 @@ _COUNTS = (  # shown where there are any
     ("scorer errors", "reward/num_errors"),
     ("left out", "reward/num_excluded"),
     ("groups of one", "groups_of_one"),
+    ("rounds", "rounds"),
+    ("equal", "dropped/equal_rewards"),
+    ("filtered", "dropped/group_filter"),
+    ("waiting", "waiting_groups"),
 )
-_LIVE = ("reward", "nll", "validation/loss", "tokens_per_second")  # beside the bar
-_PHASES = ("sample", "score", "logprobs", "train", "eval", "validation")
+_LIVE = ("reward", "reverse_kl", "nll", "validation/loss", "tokens_per_second")  # beside the bar
+_PHASES = ("sample", "score", "logprobs", "teacher", "train", "eval", "validation")

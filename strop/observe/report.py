@@ -23,6 +23,7 @@ td { white-space: pre-wrap; overflow-wrap: anywhere; }
 _FIRST = (
     "reward",
     "eval/",
+    "reverse_kl",
     "loss",
     "nll",
     "validation/loss",

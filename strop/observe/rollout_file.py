@@ -28,4 +28,10 @@ def write_rollouts(path: Path, rollouts: Iterable[Rollout]) -> None:
                     round(x, 6) for x, m in zip(r.rollout_logprobs, r.response_mask, strict=True) if m
                 ],
             }
+            if r.reward_parts is not None:
+                row["reward_parts"] = dict(r.reward_parts)
+            if r.token_rewards is not None:  # as the log-probabilities: one for each token that the policy wrote
+                row["token_rewards"] = [x for x, m in zip(r.token_rewards, r.response_mask, strict=True) if m]
+            if r.length_penalty is not None:  # part of the reward
+                row["length_penalty"] = r.length_penalty
             file.write(json.dumps(row, ensure_ascii=False, default=str) + "\n")

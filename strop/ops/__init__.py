@@ -13,12 +13,14 @@ from strop.ops.advantages import (
     maxrl,
     opo,
     pass_at_k,
+    process_advantages,
     reinforce_plus_plus,
     reinforce_plus_plus_baseline,
     rloo,
     whiten,
 )
 from strop.ops.correction import mask, opsm, truncate, veto
+from strop.ops.distillation import distillation_advantages
 from strop.ops.kl import kl_estimate
 from strop.ops.logprobs import LinearLogprobs, linear_logprobs, logits_entropy, token_logprobs
 from strop.ops.policy_loss import (
@@ -58,6 +60,7 @@ __all__ = [
     "covariances",
     "covariances_in_band",
     "discounted_returns",
+    "distillation_advantages",
     "dppo",
     "dual_clipped",
     "gae",
@@ -79,6 +82,7 @@ __all__ = [
     "opsm",
     "pass_at_k",
     "ppo_clip",
+    "process_advantages",
     "reinforce",
     "reinforce_plus_plus",
     "reinforce_plus_plus_baseline",

@@ -13,13 +13,14 @@ from typing import Any
 from strop.types import RewardError
 
 
-def load_function(spec: str) -> Callable[[Any], Any]:
+def load_function(spec: str, *, option: str = "reward.function") -> Callable[[Any], Any]:
     """Load `module:function` or `path/to/file.py:function`.
 
     Modules are looked for in the working directory first; a file can import its neighbours, as with `python file.py`.
 
     Args:
         spec: where the function is.
+        option: that says so, for messages.
 
     Returns:
         The function.
@@ -33,16 +34,16 @@ def load_function(spec: str) -> Callable[[Any], Any]:
     source, colon, name = spec.rpartition(":")
     if not (colon and source and name):
         raise RewardError(
-            f"reward.function must be module:function or path/to/file.py:function, got {spec!r}. "
+            f"{option} must be module:function or path/to/file.py:function, got {spec!r}. "
             "The part after the colon is the function's name."
         )
-    module = _load_file(Path(source), spec) if source.endswith(".py") else _load_module(source, spec)
+    module = _load_file(Path(source), spec, option) if source.endswith(".py") else _load_module(source, spec, option)
     if not hasattr(module, name):
-        raise RewardError(f"reward.function must name a function that exists, got {spec!r}: {source} has no {name!r}.")
+        raise RewardError(f"{option} must name a function that exists, got {spec!r}: {source} has no {name!r}.")
     function = getattr(module, name)
     if not callable(function):
         raise RewardError(
-            f"reward.function must name a function, got {spec!r}: {name!r} there is of type {type(function).__name__}."
+            f"{option} must name a function, got {spec!r}: {name!r} there is of type {type(function).__name__}."
         )
     return function
 
@@ -54,27 +55,25 @@ def source_file(spec: str) -> Path | None:
     return Path(file) if file and Path(file).is_file() else None
 
 
-def _load_module(source: str, spec: str) -> ModuleType:
+def _load_module(source: str, spec: str, option: str) -> ModuleType:
     _make_importable(Path.cwd())
     try:
         return importlib.import_module(source)
     except ModuleNotFoundError as error:
         if error.name and (source == error.name or source.startswith(error.name + ".")):
             raise RewardError(
-                f"reward.function must name a module that exists, got {spec!r}: there is no module {error.name!r} in "
+                f"{option} must name a module that exists, got {spec!r}: there is no module {error.name!r} in "
                 f"{Path.cwd()} or among the installed packages."
             ) from error
-        raise RewardError(f"reward.function = {spec!r}: importing {source} failed, {error}") from error
+        raise RewardError(f"{option} = {spec!r}: importing {source} failed, {error}") from error
     except Exception as error:
-        raise RewardError(
-            f"reward.function = {spec!r}: importing {source} failed, {type(error).__name__}: {error}"
-        ) from error
+        raise RewardError(f"{option} = {spec!r}: importing {source} failed, {type(error).__name__}: {error}") from error
 
 
-def _load_file(path: Path, spec: str) -> ModuleType:
+def _load_file(path: Path, spec: str, option: str) -> ModuleType:
     if not path.is_file():
         raise RewardError(
-            f"reward.function must name a file that exists, got {spec!r}: there is no file {path}. "
+            f"{option} must name a file that exists, got {spec!r}: there is no file {path}. "
             f"Relative paths are taken from {Path.cwd()}."
         )
     name = f"strop_reward_{path.stem}"
@@ -88,7 +87,7 @@ def _load_file(path: Path, spec: str) -> ModuleType:
         found.loader.exec_module(module)
     except Exception as error:
         del sys.modules[name]
-        raise RewardError(f"reward.function = {spec!r}: {path} failed, {type(error).__name__}: {error}") from error
+        raise RewardError(f"{option} = {spec!r}: {path} failed, {type(error).__name__}: {error}") from error
     return module
 
 

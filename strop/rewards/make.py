@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from strop.compat.slime import SlimeReward, provide_slime_types
@@ -12,16 +13,19 @@ from strop.config.sampling import (
     ExactRewardOptions,
     FunctionRewardOptions,
     MathRewardOptions,
+    NoRewardOptions,
     NumberRewardOptions,
     RewardOptions,
     SlimeRewardOptions,
 )
+from strop.rewards.concurrent import is_async, run_all
 from strop.rewards.dataset import DatasetScore
 from strop.rewards.exact import exact_label, exact_score
 from strop.rewards.function import load_function, source_file
 from strop.rewards.maths import MathScore, math_label
 from strop.rewards.number import number_label, number_score
-from strop.rewards.scorer import Scorer
+from strop.rewards.scorer import Scorer, Unscored
+from strop.types import RewardError, Rollout
 
 
 def make_scorer(options: RewardOptions) -> Scorer:
@@ -34,7 +38,7 @@ def make_scorer(options: RewardOptions) -> Scorer:
         A scorer, ready to use.
 
     Raises:
-        RewardError: reward.function cannot be loaded.
+        RewardError: reward.function cannot be loaded, or is not what the options want.
 
     >>> make_scorer(ExactRewardOptions()).name
     'exact'
@@ -51,16 +55,51 @@ def make_scorer(options: RewardOptions) -> Scorer:
         case DatasetRewardOptions():
             return Scorer(DatasetScore(), "dataset", options.on_error)
         case FunctionRewardOptions():
-            function = load_function(options.function)
-            return Scorer(function, options.function, options.on_error, is_batched=options.batched)
+            return _function_scorer(options)
         case SlimeRewardOptions():
-            return Scorer(_slime_reward(options), options.function, options.on_error, is_batched=True)
+            return _foreign_scorer(options, _slime_reward(options), is_batched=True)
+        case NoRewardOptions():
+            return Unscored()
+
+
+def _function_scorer(options: FunctionRewardOptions) -> Scorer:
+    function, limit = load_function(options.function), options.max_concurrent
+    if not is_async(function):
+        if limit != type(options).model_fields["max_concurrent"].default:
+            raise RewardError(
+                f"reward.max_concurrent cannot act: {options.function} is no async function, and is called once at a time. "
+                "Leave it out, or write async def."
+            )
+        return _foreign_scorer(options, function, is_batched=options.batched)
+    if options.batched:
+        return _foreign_scorer(options, lambda rollouts: _finished(function, rollouts), is_batched=True)
+    return _foreign_scorer(options, function, max_concurrent=limit)
+
+
+def _finished(function: Callable[..., Any], rollouts: list[Rollout]) -> Any:
+    """What an async function returns for all rollouts at once."""
+    (found,) = run_all([partial(function, rollouts)], max_concurrent=1)
+    if isinstance(found, BaseException):
+        raise found
+    return found
+
+
+def _foreign_scorer(
+    options: FunctionRewardOptions | SlimeRewardOptions, score: Callable[[Any], Any], **more: Any
+) -> Scorer:
+    return Scorer(score, options.function, options.on_error, per=options.per, weights=options.weights, **more)
 
 
 def _slime_reward(options: SlimeRewardOptions) -> SlimeReward:
     provide_slime_types()
-    function, name = load_function(options.function), options.function
-    return SlimeReward(function, name, options.args, reward_key=options.reward_key, is_batched=options.batched)
+    return SlimeReward(
+        load_function(options.function),
+        options.function,
+        options.args,
+        run=partial(run_all, max_concurrent=options.max_concurrent),
+        reward_key=options.reward_key,
+        is_batched=options.batched,
+    )
 
 
 def label_check(options: RewardOptions) -> Callable[[Any], object] | None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-import math
-import numbers
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from decimal import Decimal
+from functools import partial
 from typing import Any, Literal
 
+from strop.rewards.concurrent import run_all
+from strop.rewards.reading import Failure, Per, Score, ScoreReader
 from strop.types import Metric, RewardError, Rollout, StepMetrics
 
 logger = logging.getLogger("strop")
@@ -25,15 +25,6 @@ class Scored:
     metrics: StepMetrics
 
 
-@dataclass(frozen=True, slots=True)
-class _Failure:
-    """No score, because of `error`, or because the score is not finite."""
-
-    excluded: str
-    reason: str
-    error: Exception | None = None
-
-
 class Scorer:
     """Scores what the policy wrote.
 
@@ -42,12 +33,15 @@ class Scorer:
     `reward/num_errors` (raised, or not finite) and `reward/num_excluded`.
 
     Args:
-        score: takes a `Rollout` and returns a number or None; with is_batched, takes a list and returns as many, an exception
-            in place of a score that failed.
+        score: takes a `Rollout` and returns what `ScoreReader` reads; with is_batched, takes a list and returns as many, an
+            exception in place of a score that failed.
         name: of the function, for messages.
         on_error: when `score` raises or a score is not finite: raise RewardError, score 0.0 (in each name, where others of the
             batch have named rewards), or leave the rollout out.
         is_batched: `score` takes a list.
+        max_concurrent: `score` is a coroutine function, of which so many calls run at once; None: it is a plain one.
+        per: what the numbers of a returned list belong to.
+        weights: of named rewards.
         metrics: called after each batch for counts of the function's own.
 
     >>> from strop.types import Prompt
@@ -65,27 +59,35 @@ class Scorer:
         on_error: OnError = "fail",
         *,
         is_batched: bool = False,
+        max_concurrent: int | None = None,
+        per: Per = "response",
+        weights: Mapping[str, float] | None = None,
         metrics: Callable[[], StepMetrics] | None = None,
     ) -> None:
         self.name = name
         self._score, self._on_error, self._is_batched, self._metrics = score, on_error, is_batched, metrics
+        self._max_concurrent, self._reader = max_concurrent, ScoreReader(name, per, weights)
         self._has_logged = False
 
-    def __call__(self, rollouts: Sequence[Rollout]) -> Scored:
-        """Score rollouts.
+    def __call__(self, rollouts: Sequence[Rollout], advance: Callable[[int], object] = lambda done: None) -> Scored:
+        """Score rollouts. `advance` is told how many are done, where they are scored one by one.
 
         Raises:
             RewardError: on_error = "fail" and the function raised or gave a score that is not finite; or, whatever
                 on_error says, the function breaks its contract: not a number, or not as many values as rollouts.
         """
         asked = [rollout for rollout in rollouts if rollout.excluded is None]
-        outcomes = self._score_batch(asked) if self._is_batched else (self._score_one(rollout) for rollout in asked)
-        results = iter(outcomes)
+        if self._is_batched:
+            results = self._score_batch(asked)
+        elif self._max_concurrent is not None:
+            results = self._score_concurrently(asked, self._max_concurrent, advance)
+        else:
+            results = self._score_each(asked, advance)
         scored: list[Rollout] = []
         failed: list[int] = []
         for place, rollout in enumerate(rollouts):
             outcome = None if rollout.excluded else next(results)
-            if isinstance(outcome, _Failure):
+            if isinstance(outcome, Failure):
                 failed.append(place)
             scored.append(rollout if rollout.excluded else self._settle(rollout, outcome))
         if self._on_error == "zero":
@@ -97,16 +99,31 @@ class Scorer:
         }
         return Scored(tuple(scored), metrics | (self._metrics() if self._metrics else {}))
 
-    def _score_one(self, rollout: Rollout) -> float | _Failure | dict[str, float] | None:
+    def _score_each(
+        self, rollouts: list[Rollout], advance: Callable[[int], object]
+    ) -> Iterator[Score | Failure | None]:
+        for done, rollout in enumerate(rollouts):
+            outcome = self._score_one(rollout)
+            advance(done + 1)
+            yield outcome
+
+    def _score_one(self, rollout: Rollout) -> Score | Failure | None:
         try:
             value = self._score(rollout)
         except RewardError:  # of strop's own scorers: the data lacks what they need
             raise
         except Exception as error:  # noqa: BLE001  a user's function may raise anything; on_error decides
             return self._failure(error, rollout)
-        return self._checked(value, rollout)
+        return self._reader.read(value, rollout)
 
-    def _score_batch(self, rollouts: list[Rollout]) -> Iterator[float | _Failure | dict[str, float] | None]:
+    def _score_concurrently(
+        self, rollouts: list[Rollout], max_concurrent: int, advance: Callable[[int], object]
+    ) -> Iterator[Score | Failure | None]:
+        calls = [partial(self._score, rollout) for rollout in rollouts]
+        values = run_all(calls, max_concurrent=max_concurrent, advance=advance) if calls else []
+        yield from self._read_all(values, rollouts)
+
+    def _score_batch(self, rollouts: list[Rollout]) -> Iterator[Score | Failure | None]:
         """Lazy: where nobody asks for a first score, because there is no rollout, the function is not called."""
         try:
             values = self._score(list(rollouts))
@@ -125,55 +142,16 @@ class Scorer:
                 f"{self.name} must return one score for each rollout (reward.batched = true), "
                 f"got {len(values)} scores for {len(rollouts)} rollouts."
             )
+        yield from self._read_all(values, rollouts)
+
+    def _read_all(self, values: Iterable[Any], rollouts: list[Rollout]) -> Iterator[Score | Failure | None]:
         for value, rollout in zip(values, rollouts, strict=True):
-            is_error = isinstance(value, Exception)  # of one rollout, where the others have their scores
-            yield self._failure(value, rollout) if is_error else self._checked(value, rollout)
+            if isinstance(value, RewardError):
+                raise value
+            is_error = isinstance(value, BaseException)  # of one rollout, where the others have their scores
+            yield self._failure(value, rollout) if is_error else self._reader.read(value, rollout)
 
-    def _checked(self, value: Any, rollout: Rollout) -> float | _Failure | dict[str, float] | None:
-        if value is None:
-            return None
-        if isinstance(value, Mapping):
-            return self._checked_parts(value, rollout)
-        if hasattr(value, "item") and hasattr(value, "shape") and tuple(value.shape) == ():
-            value = value.item()  # a scalar of numpy or torch
-        if not isinstance(value, numbers.Real | Decimal):
-            hint = " Set reward.batched = true if the function takes a list." if isinstance(value, list) else ""
-            raise RewardError(
-                f"{self.name} must return a number, or None for no score, got {value!r} of type "
-                f"{type(value).__name__} for prompt row {rollout.prompt.row}.{hint}"
-            )
-        try:
-            score = float(value)
-        except OverflowError:
-            score = math.inf
-        return score if math.isfinite(score) else _Failure("nan_score", f"returned {score}")
-
-    def _checked_parts(self, values: Mapping[Any, Any], rollout: Rollout) -> dict[str, float] | _Failure | None:
-        """Several named rewards: each a number; one without a score leaves the rollout without one."""
-        parts: dict[str, float] = {}
-        for name, value in values.items():
-            if isinstance(value, Mapping):
-                raise RewardError(
-                    f"{self.name} must return a number for each named reward, got {value!r} for {name!r} of prompt row "
-                    f"{rollout.prompt.row}."
-                )
-            if str(name) in parts:
-                raise RewardError(
-                    f"{self.name} must return named rewards whose names differ as text, got {str(name)!r} twice in "
-                    f"{list(values)} for prompt row {rollout.prompt.row}."
-                )
-            found = self._checked(value, rollout)
-            if not isinstance(found, float):
-                return found if isinstance(found, _Failure) else None
-            parts[str(name)] = found
-        if not parts:
-            raise RewardError(
-                f"{self.name} must return named rewards, got an empty dict for prompt row {rollout.prompt.row}."
-            )
-        total = sum(parts.values())
-        return parts if math.isfinite(total) else _Failure("nan_score", f"returned rewards whose sum is {total}")
-
-    def _failure(self, error: Exception, rollout: Rollout) -> _Failure:
+    def _failure(self, error: BaseException, rollout: Rollout) -> Failure:
         if not self._has_logged:
             self._has_logged = True
             logger.warning(
@@ -181,15 +159,14 @@ class Scorer:
                 *(self.name, rollout.prompt.row, self._on_error),
                 exc_info=error,
             )
-        return _Failure("scorer_error", f"raised {type(error).__name__}: {error}", error)
+        return Failure("scorer_error", f"raised {type(error).__name__}: {error}", error)
 
-    def _settle(self, rollout: Rollout, outcome: float | _Failure | dict[str, float] | None) -> Rollout:
+    def _settle(self, rollout: Rollout, outcome: Score | Failure | None) -> Rollout:
         if outcome is None:
             return replace(rollout, reward=None, excluded="no_score")
-        if isinstance(outcome, dict):
-            return replace(rollout, reward=sum(outcome.values()), reward_parts=outcome)
-        if not isinstance(outcome, _Failure):
-            return replace(rollout, reward=outcome)
+        if isinstance(outcome, Score):
+            parts, by_token = outcome.parts, outcome.token_rewards
+            return replace(rollout, reward=outcome.reward, reward_parts=parts, token_rewards=by_token)
         if self._on_error == "fail":
             raise RewardError(
                 f"{self.name} must return a finite number, or None for no score, but it {outcome.reason} for prompt "
@@ -198,6 +175,16 @@ class Scorer:
         if self._on_error == "zero":
             return replace(rollout, reward=0.0)
         return replace(rollout, reward=None, excluded=outcome.excluded)
+
+
+class Unscored(Scorer):
+    """Leaves rollouts as they are: a teacher alone says what is learned, and there is nothing to count."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda rollout: None, "none")
+
+    def __call__(self, rollouts: Sequence[Rollout]) -> Scored:
+        return Scored(tuple(rollouts), {})
 
 
 def _name_zeros(scored: list[Rollout], failed: list[int]) -> None:

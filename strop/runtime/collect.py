@@ -1,58 +1,147 @@
-"""Rollouts for one step: sample a group for each prompt, score them, count what they say."""
+"""Rollouts for one step: sample groups, score them, filter them until there are enough, and count what they say."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from strop import interrupts
-from strop.config.advantage import NEEDS_GROUP
-from strop.rollout import mix_seed, sample_group
+from strop.config.advantage import NEEDS_GROUP, TAKES_TOKEN_REWARDS
+from strop.rewards import penalise
+from strop.rollout import TokenBudget, mix_seed, sample_group
 from strop.runtime.session import Session
-from strop.types import Group, Metric, Prompt, Rollout, Sampling, StepMetrics
+from strop.types import FilterError, Group, Metric, Prompt, Rollout, Sampling, StepMetrics, merge_metrics
 
 
 async def collect(session: Session) -> tuple[list[Rollout], StepMetrics]:
     """The scored rollouts of the next step, and what they say as metrics."""
-    prompts = [session.prompts[row] for row in session.cursor.take(session.config.rollout.prompts_per_step)]
-    return score(session, await sample(session, prompts))
+    groups, metrics = await gather_groups(session)
+    rollouts, penalties = penalise(
+        [rollout for group in groups for rollout in group.rollouts],
+        session.config.length_penalty,
+        max_response_tokens=session.config.rollout.max_response_tokens,
+    )
+    if session.config.rollout.group_size > 1 and not session.config.distillation.alone:
+        metrics["groups_of_one"] = _groups_of_one(session, rollouts)
+    return rollouts, metrics | penalties | _staleness(session, rollouts)
 
 
-async def sample(session: Session, prompts: Sequence[Prompt]) -> list[Group]:
-    """A group of rollouts for each prompt, all in flight together."""
+async def gather_groups(session: Session) -> tuple[list[Group], StepMetrics]:
+    """As many groups as a step has, by as many rounds of sampling as that takes; those that wait come first.
+
+    Raises:
+        FilterError: the filters leave too little, or one fails.
+    """
+    options, wanted = session.config.filter, session.config.rollout.prompts_per_step
+    ready, parts, dropped, rounds = list(session.waiting), [], Counter[str](), 0
+    sampled_before = session.num_prompts_sampled
+    while len(ready) < wanted:
+        if rounds == options.max_rounds:
+            raise _too_few(session, len(ready), session.num_prompts_sampled - sampled_before, dropped)
+        rounds += 1
+        sampled, in_flight = await sample(session, _next_prompts(session))
+        scored, metrics = score(session, sampled)
+        _observe(session, scored)
+        with interrupts.interruptible():
+            filtered = session.filters(scored)
+        ready += filtered.groups
+        dropped += filtered.dropped
+        parts += [in_flight, metrics]
+    groups, surplus = ready[:wanted], ready[wanted:]
+    session.waiting = tuple(surplus) if options.surplus == "keep" else ()
+    metrics = merge_metrics(parts) | session.cursor.metrics()
+    if options.drops_groups:
+        metrics |= session.filters.metrics(dropped) | {
+            "rounds": Metric("sum", rounds),
+            "prompts_sampled": Metric("sum", session.num_prompts_sampled - sampled_before),
+            "dropped/surplus": Metric("sum", len(surplus) - len(session.waiting)),
+            "waiting_groups": Metric("sum", len(session.waiting)),
+        }
+    first = session.step * wanted
+    return [_numbered(group, first + place) for place, group in enumerate(groups)], metrics
+
+
+def _next_prompts(session: Session) -> list[tuple[int, Prompt]]:
+    """The prompts of a round, each with its number among all that the run ever sampled."""
+    rows = session.cursor.take(session.config.rollout.round_size)
+    first = session.num_prompts_sampled
+    session.num_prompts_sampled += len(rows)
+    return [(first + place, session.prompts[row]) for place, row in enumerate(rows)]
+
+
+def _too_few(session: Session, num_ready: int, num_sampled: int, dropped: Counter[str]) -> FilterError:
+    reasons = ", ".join(f"{reason} {count}" for reason, count in sorted(dropped.items()) if "/" not in reason)
+    return FilterError(
+        f"filter.max_rounds must be enough to fill a step, got {session.config.filter.max_rounds}: step {session.step + 1} "
+        f"has {num_ready} of {session.config.rollout.prompts_per_step} groups after {num_sampled} prompts. Dropped: {reasons} "
+        "(rollout_filter counts rollouts, the others groups). Loosen the filters, use prompts that are neither too easy nor "
+        "too hard, or raise filter.max_rounds."
+    )
+
+
+def _observe(session: Session, groups: Sequence[Group]) -> None:
+    """Tell the cursor what each prompt's group earned, whether or not it is kept."""
+    for group in groups:
+        rewards = [r.reward for r in group.rollouts if r.reward is not None]
+        if rewards:
+            session.cursor.observe(group.prompt.row, sum(rewards) / len(rewards))
+
+
+def _numbered(group: Group, group_id: int) -> Group:
+    """The group under its number in the step."""
+    if group.group_id == group_id:
+        return group
+    return Group(group_id, group.prompt, tuple(replace(r, group_id=group_id) for r in group.rollouts))
+
+
+def _staleness(session: Session, rollouts: Sequence[Rollout]) -> StepMetrics:
+    """By how many optimizer steps the policy has moved since it sampled a rollout."""
+    if session.config.filter.surplus != "keep":
+        return {}
+    now = session.trainer.num_steps
+    ages = [now - min(v for v in r.policy_versions if v >= 0) for r in rollouts if r.num_response_tokens]
+    return {"staleness": Metric.mean(sum(ages), len(ages)), "staleness_max": Metric("max", max(ages, default=0))}
+
+
+async def sample(session: Session, prompts: Sequence[tuple[int, Prompt]]) -> tuple[list[Group], StepMetrics]:
+    """A group of rollouts for each numbered prompt, all in flight together as far as the budget of tokens goes, and how
+    much of a budget was used."""
     options = session.config.rollout
     sampling = Sampling(
         temperature=options.temperature,
         max_response_tokens=options.max_response_tokens,
         stop_token_ids=options.stop_token_ids,
     )
-    done = 0
+    budget, done = TokenBudget(options.max_tokens_in_flight), 0
 
-    async def one(place: int, prompt: Prompt) -> Group:
+    async def one(number: int, prompt: Prompt) -> Group:
         nonlocal done
-        seeds = [mix_seed(session.config.seed, session.step, place, i) for i in range(options.group_size)]
-        group_id = session.step * options.prompts_per_step + place
-        group = await sample_group(
-            session.engine, prompt, group_id=group_id, seeds=seeds, sampling=sampling, decode=session.decode
-        )
+        place = divmod(number, options.prompts_per_step)  # without filters the step and the place in it
+        seeds = [mix_seed(session.config.seed, *place, i) for i in range(options.group_size)]
+        async with budget.holding(options.group_size * (len(prompt.tokens) + options.max_response_tokens)):
+            group = await sample_group(
+                session.engine, prompt, group_id=number, seeds=seeds, sampling=sampling, decode=session.decode
+            )
         done += 1
         session.console.advance(done * options.group_size)
         return group
 
     with session.console.phase("sample", len(prompts) * options.group_size):
-        return await asyncio.gather(*(one(place, prompt) for place, prompt in enumerate(prompts)))
+        groups = await asyncio.gather(*(one(number, prompt) for number, prompt in prompts))
+    return groups, {} if budget.limit is None else {"tokens_in_flight": Metric("max", budget.most_in_flight)}
 
 
-def score(session: Session, groups: Sequence[Group]) -> tuple[list[Rollout], StepMetrics]:
-    """Rewards for all rollouts of the step, and what they say as metrics."""
+def score(session: Session, groups: Sequence[Group]) -> tuple[list[Group], StepMetrics]:
+    """The groups with rewards for all rollouts, and what they say as metrics."""
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     with session.console.phase("score", len(rollouts)), interrupts.interruptible():
-        scored = session.scorer(rollouts)
-    metrics = {**scored.metrics, **_rollout_metrics(scored.rollouts)}
-    if session.config.rollout.group_size > 1:
-        metrics["groups_of_one"] = _groups_of_one(session, scored.rollouts)
-    return list(scored.rollouts), metrics
+        scored = session.scorer(rollouts, session.console.advance)
+    _tell_of_added_rewards(session, scored.rollouts)
+    results = iter(scored.rollouts)
+    found = [replace(group, rollouts=tuple(next(results) for _ in group.rollouts)) for group in groups]
+    return found, {**scored.metrics, **_rollout_metrics(scored.rollouts)}
 
 
 def _groups_of_one(session: Session, rollouts: Sequence[Rollout]) -> Metric:
@@ -69,6 +158,18 @@ def _groups_of_one(session: Session, rollouts: Sequence[Rollout]) -> Metric:
     return Metric("sum", alone)
 
 
+def _tell_of_added_rewards(session: Session, rollouts: Sequence[Rollout]) -> None:
+    """Say once that tokens or turns were rewarded and it does not matter which."""
+    kind = session.config.algorithm.advantage.kind
+    has_places = any(r.token_rewards is not None for r in rollouts)
+    if has_places and kind not in TAKES_TOKEN_REWARDS and not session.has_told_of_added_rewards:
+        session.has_told_of_added_rewards = True
+        session.console.warn(
+            f"the reward function gives rewards to tokens or turns; algorithm.advantage.kind = {kind} takes their sum, and "
+            f"which of them earned it does not matter. The kinds for which it does: {', '.join(TAKES_TOKEN_REWARDS)}."
+        )
+
+
 def _rollout_metrics(rollouts: Sequence[Rollout]) -> StepMetrics:
     rewards: dict[int, list[float]] = {}
     for r in rollouts:
@@ -76,12 +177,25 @@ def _rollout_metrics(rollouts: Sequence[Rollout]) -> StepMetrics:
             rewards.setdefault(r.group_id, []).append(r.reward)
     values = [reward for group in rewards.values() for reward in group]
     equal = sum(max(group) == min(group) for group in rewards.values())
-    return reward_by_source(rollouts) | {
-        "reward": Metric.mean(sum(values), len(values)),
-        "equal_reward_groups": Metric.mean(equal, len(rewards)),
-        "response_tokens": Metric.mean(sum(r.num_response_tokens for r in rollouts), len(rollouts)),
-        "truncated": Metric.mean(sum(r.finish_reason == "length" for r in rollouts), len(rollouts)),
-    }
+    return (
+        reward_by_source(rollouts)
+        | _reward_by_name(rollouts)
+        | {
+            "reward": Metric.mean(sum(values), len(values)),
+            "equal_reward_groups": Metric.mean(equal, len(rewards)),
+            "response_tokens": Metric.mean(sum(r.num_response_tokens for r in rollouts), len(rollouts)),
+            "truncated": Metric.mean(sum(r.finish_reason == "length" for r in rollouts), len(rollouts)),
+        }
+    )
+
+
+def _reward_by_name(rollouts: Iterable[Rollout]) -> StepMetrics:
+    """Mean of each named reward, without its weight."""
+    found: dict[str, list[float]] = {}
+    for r in rollouts:
+        for name, value in (r.reward_parts or {}).items():
+            found.setdefault(name, []).append(value)
+    return {f"reward/part/{name}": Metric.mean(sum(values), len(values)) for name, values in found.items()}
 
 
 def reward_by_source(rollouts: Iterable[Rollout]) -> StepMetrics:

@@ -9,18 +9,36 @@ from dataclasses import replace
 import torch
 
 from strop.algorithms import PolicyObjective, ScoredTokens
+from strop.config.sampling import named_weights
 from strop.data import Batch, build_batch
+from strop.rewards.places import with_rest
 from strop.runtime.session import Session
 from strop.types import Metric, RewardError, Rollout, StepMetrics
 
 
 def weigh(session: Session, rollouts: Sequence[Rollout]) -> Batch:
     """The batch of all scored rollouts with the log-probabilities and values that the formula needs, then advantages over
-    all of them; only then those that do not enter the loss leave."""
-    scored = [r for r in rollouts if r.reward is not None]
+    all of them; only then those that do not enter the loss leave. A teacher that is listened to alone needs no rewards."""
+    teachers, alone = session.teachers, session.config.distillation.alone
+    scored = [r for r in rollouts if alone or r.reward is not None]
     with session.console.phase("logprobs", 0):
         batch = _with_needed_logprobs(session, build_batch(scored, [0.0] * len(scored)))
         values = None if session.critic is None else session.critic.values(batch)
+    if session.config.filter.surplus == "keep":
+        now = session.trainer.num_steps
+        batch = replace(batch, is_fresh=torch.tensor([v == now for r in scored for v in r.policy_versions]))
+    if not alone:
+        batch = _with_advantages(session, scored, replace(batch, old_values=values))
+    if teachers is not None:  # after whitening: the signal stays in nats, and 0 where teacher and student agree
+        signal = teachers.advantages(batch, [r.prompt.source for r in scored], session.console)
+        batch = replace(batch, advantages=batch.advantages + signal)
+    if not session.config.algorithm.mask_truncated:
+        return batch
+    return batch.select([i for i, rollout in enumerate(scored) if rollout.finish_reason != "length"])
+
+
+def _with_advantages(session: Session, scored: Sequence[Rollout], batch: Batch) -> Batch:
+    """The algorithm's own advantages, and what a critic is to learn."""
     advantages, returns = session.objective.advantages_and_returns(
         ScoredTokens(
             rewards=torch.tensor([r.reward for r in scored], dtype=torch.float64),
@@ -28,37 +46,51 @@ def weigh(session: Session, rollouts: Sequence[Rollout]) -> Batch:
             lengths=torch.tensor([r.num_response_tokens for r in scored], dtype=torch.int64),
             loss_mask=batch.loss_mask,
             sequence_ids=batch.sequence_ids,
-            reward_parts=_reward_parts(scored) if session.config.algorithm.advantage.kind == "gdpo" else None,
+            **_named(session, scored),
+            **_by_token(scored),
             old_logprobs=batch.old_logprobs,
             ref_logprobs=batch.ref_logprobs,
-            values=values,
+            values=batch.old_values,
         )
     )
-    batch = replace(
-        batch,
-        advantages=advantages.float(),
-        old_values=values,
-        returns=None if returns is None else returns.float(),
-    )
-    if not session.config.algorithm.mask_truncated:
-        return batch
-    return batch.select([i for i, rollout in enumerate(scored) if rollout.finish_reason != "length"])
+    return replace(batch, advantages=advantages.float(), returns=None if returns is None else returns.float())
 
 
-def _reward_parts(rollouts: Sequence[Rollout]) -> torch.Tensor:
-    """The named rewards of each rollout as [S, K], names in alphabetical order.
+def _by_token(rollouts: Sequence[Rollout]) -> dict[str, torch.Tensor]:
+    """What each token earns, and where one was given a reward; nothing where all rewards are for whole responses."""
+    if all(r.token_rewards is None for r in rollouts):
+        return {}
+    given = [value for r in rollouts for value in with_rest(r)]
+    return {
+        "token_rewards": torch.tensor([value or 0.0 for value in given], dtype=torch.float64),
+        "step_mask": torch.tensor([value is not None for value in given], dtype=torch.bool),
+    }
+
+
+def _named(session: Session, rollouts: Sequence[Rollout]) -> dict[str, torch.Tensor]:
+    """Named rewards and their weights where they are kept apart."""
+    if session.config.algorithm.advantage.kind != "gdpo":
+        return {}
+    parts, names = _reward_parts(rollouts)
+    weights = named_weights(session.config.reward)
+    by_name = torch.tensor([weights.get(name, 1.0) for name in names], dtype=torch.float64)
+    return {"reward_parts": parts, "part_weights": by_name}
+
+
+def _reward_parts(rollouts: Sequence[Rollout]) -> tuple[torch.Tensor, list[str]]:
+    """The named rewards of each rollout as [S, K], and their names in alphabetical order.
 
     Raises:
         RewardError: no rollout has named rewards, or two have different names.
     """
     if not rollouts:
-        return torch.zeros(0, 1, dtype=torch.float64)
+        return torch.zeros(0, 1, dtype=torch.float64), ["none"]
     first, names = rollouts[0], sorted(rollouts[0].reward_parts or ())
     for other in rollouts:
         if sorted(other.reward_parts or ()) != names:
             raise RewardError(
                 "algorithm.advantage.kind = gdpo needs the same named rewards of every rollout of a batch, got "
-                f"{_named(first)} and {_named(other)}. Return every name each time, with 0 where it does not apply."
+                f"{_named_by(first)} and {_named_by(other)}. Return every name each time, with 0 where it does not apply."
             )
     if not names:
         failed = " With reward.on_error = zero a score that failed is 0, and here all are 0."
@@ -66,10 +98,10 @@ def _reward_parts(rollouts: Sequence[Rollout]) -> torch.Tensor:
             "algorithm.advantage.kind = gdpo needs a reward function that returns several named rewards as a dict, got a plain "
             f"number for every rollout of the batch.{'' if any(r.reward for r in rollouts) else failed}"
         )
-    return torch.tensor([[(r.reward_parts or {})[n] for n in names] for r in rollouts], dtype=torch.float64)
+    return torch.tensor([[(r.reward_parts or {})[n] for n in names] for r in rollouts], dtype=torch.float64), names
 
 
-def _named(rollout: Rollout) -> str:
+def _named_by(rollout: Rollout) -> str:
     what = ", ".join(sorted(rollout.reward_parts)) if rollout.reward_parts else "a plain number"
     return f"{what} for prompt row {rollout.prompt.row}, sample {rollout.sample}"
 
@@ -79,7 +111,7 @@ def _with_needed_logprobs(session: Session, batch: Batch) -> Batch:
     objective, old, reference = session.objective, None, None
     if objective.options.old_logprobs == "rollout":
         old = batch.rollout_logprobs
-    elif objective.needs_old_logprobs:
+    elif objective.needs_old_logprobs or session.teachers is not None:
         old = session.trainer.logprobs(batch, model="policy", temperature=objective.temperature)
     if objective.uses_reference:
         reference = session.trainer.logprobs(batch, model="reference", temperature=objective.temperature)

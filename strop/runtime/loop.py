@@ -26,11 +26,13 @@ async def train_steps(session: Session) -> None:
         rollouts, metrics = await collect(session)
         metrics = merge_metrics([metrics, *learn(session, weigh(session, rollouts))])
         metrics |= session.objective.adapt(metrics, follows=not learns_alone(session))
+        if session.teachers is not None:
+            metrics |= session.teachers.take_metrics()
         await session.engine.update_weights(session.trainer.weights(), session.trainer.num_steps)
         session.step += 1
         if _is_due(session.step, session.config.algorithm.kl.refresh_steps) and session.objective.uses_reference:
             session.trainer.refresh_reference()
-        session.cursor_state = session.cursor.state()
+        session.mark_place()
         try:
             if session.step == run.num_steps or _is_due(session.step, session.config.eval.every_steps):
                 await evaluate_now(session)
@@ -60,7 +62,7 @@ def record(session: Session, rollouts: Sequence[Rollout], metrics: StepMetrics) 
     flat |= {f"seconds/{name}": value for name, value in seconds.items()}
     num_tokens = sum(r.num_response_tokens for r in rollouts)
     flat["tokens_per_second"] = num_tokens / max(
-        sum(seconds[name] for name in ("sample", "score", "logprobs", "train")), 1e-9
+        sum(seconds.get(name, 0.0) for name in ("sample", "score", "logprobs", "teacher", "train")), 1e-9
     )
     if session.evaluations and session.evaluations[-1].step == session.step:
         flat |= session.evaluations[-1].metrics()

@@ -26,17 +26,17 @@ class LoadedModel:
     stop_token_ids: frozenset[int]
 
 
-def choose_device(name: str) -> torch.device:
-    """The device that `model.device` names; "auto" is a GPU if there is one. GPU branches: not run in this project's CI."""
+def choose_device(name: str, *, option: str = "model.device") -> torch.device:
+    """The device that an option names; "auto" is a GPU if there is one. GPU branches: not run in this project's CI."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
-        raise ModelError(f"model.device must be a device of this machine, got {name!r}: {error}") from None
+        raise ModelError(f"{option} must be a device of this machine, got {name!r}: {error}") from None
     if device.type == "meta":
-        raise ModelError("model.device must be a device of this machine, got 'meta': it holds no numbers.")
+        raise ModelError(f"{option} must be a device of this machine, got 'meta': it holds no numbers.")
     return torch.device("cpu") if device.type == "cpu" else device  # there is one, whatever number it is given
 
 
@@ -48,8 +48,10 @@ def set_threads(num_threads: int | None) -> int:
     return count
 
 
-def load_model(options: ModelOptions) -> LoadedModel:
-    """Load model and tokenizer.
+def load_model(
+    options: ModelOptions, *, option: str = "model.path", device_option: str = "model.device"
+) -> LoadedModel:
+    """Load model and tokenizer. `option` and `device_option` are what messages call path and device.
 
     Raises:
         ModelError: the folder is missing or broken, or has no end token or tokenizer.
@@ -59,15 +61,15 @@ def load_model(options: ModelOptions) -> LoadedModel:
 
     logging.disable_progress_bar()
     path = options.path
-    check_is_folder_or_name(path)
-    device = choose_device(options.device)
-    tokenizer = load_tokenizer(options)
-    model = load_weights(options, AutoModelForCausalLM).to(device)
-    if len(tokenizer) > _vocab_size(model):
+    check_is_folder_or_name(path, option=option)
+    device = choose_device(options.device, option=device_option)
+    tokenizer = load_tokenizer(options, option=option)
+    model = load_weights(options, AutoModelForCausalLM, option=option).to(device)
+    if len(tokenizer) > vocab_size(model):
         raise ModelError(
-            f"model.path = {path!r}: the tokenizer has {len(tokenizer)} tokens, the model only {_vocab_size(model)}."
+            f"{option} = {path!r}: the tokenizer has {len(tokenizer)} tokens, the model only {vocab_size(model)}."
         )
-    return LoadedModel(model, tokenizer, _stop_token_ids(model, tokenizer, path))
+    return LoadedModel(model, tokenizer, _stop_token_ids(model, tokenizer, path, option))
 
 
 def check_is_folder_or_name(path: str, *, option: str = "model.path") -> None:
@@ -134,22 +136,22 @@ def _may_be_a_name(path: str) -> bool:
     return path.count("/") <= 1 and not path.startswith((".", "/", "~")) and not ("/" in path and Path(above).is_dir())
 
 
-def _stop_token_ids(model: Any, tokenizer: Any, path: str) -> frozenset[int]:
+def _stop_token_ids(model: Any, tokenizer: Any, path: str, option: str) -> frozenset[int]:
     """Every id that the tokenizer, the model's config or its generation config calls the end, and that can be sampled."""
     ids: set[int] = set()
     for found in (tokenizer.eos_token_id, model.config.eos_token_id, model.generation_config.eos_token_id):
         ids |= set(found if isinstance(found, (list, tuple)) else [found]) - {None}
-    possible = {token for token in ids if 0 <= token < _vocab_size(model)}
+    possible = {token for token in ids if 0 <= token < vocab_size(model)}
     if not possible:
         named = f"only {sorted(ids)}, which are not in its vocabulary" if ids else "none"
         raise ModelError(
-            f"model.path = {path!r} must name an end token, or no response could ever stop; it names {named}. "
+            f"{option} = {path!r} must name an end token, or no response could ever stop; it names {named}. "
             "Set eos_token_id."
         )
     return frozenset(possible)
 
 
-def _vocab_size(model: Any) -> int:
+def vocab_size(model: Any) -> int:
     return model.get_input_embeddings().weight.shape[0]
 
 
@@ -159,7 +161,7 @@ def check_stop_token_ids(loaded: LoadedModel, ids: Iterable[int], *, option: str
     Raises:
         UserError: with the ids and the size of the vocabulary.
     """
-    size = _vocab_size(loaded.model)
+    size = vocab_size(loaded.model)
     wrong = sorted(token for token in ids if not 0 <= token < size)
     if wrong:
         raise UserError(f"{option} must be token ids from 0 to {size - 1}, the model's vocabulary, got {wrong}.")

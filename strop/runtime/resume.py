@@ -13,11 +13,13 @@ from strop.config.tree import values
 from strop.observe.console import Console
 from strop.observe.metrics_file import drop_metrics_after, read_metrics
 from strop.rewards import scorer_source
+from strop.rollout import filter_source
 from strop.runtime.best import restore_best
 from strop.runtime.checkpoints import newest_checkpoint, write_checkpoint
 from strop.runtime.models import has_finite_weights
 from strop.runtime.session import Session
-from strop.types import ConfigError, DataError, GuardError
+from strop.runtime.waiting import read_waiting, write_waiting
+from strop.types import ConfigError, DataError, GuardError, ModelError
 
 # Options, or whole tables, that change nothing of what the next steps compute: where things lie (what lies there is
 # compared by content), how long to go on, what is measured, and how work is cut.
@@ -34,6 +36,11 @@ _MAY_CHANGE = (
     "critic.path",
 )
 _MAY_CHANGE += ("trainer.num_threads", "trainer.max_tokens_per_micro_batch", "trainer.layout")
+_MAY_CHANGE += ("rollout.max_tokens_in_flight",)
+_MAY_CHANGE += ("distillation.request_timeout_s", "distillation.num_retries")
+# Names that others begin with. What they bring is compared: a teacher by its weights.
+_MAY_CHANGE_ITSELF = ("distillation.teacher", "distillation.teachers")
+_MAY_CHANGE_ITSELF += ("distillation.teacher_dtype", "distillation.teacher_device")
 
 
 def save_checkpoint(session: Session) -> None:
@@ -45,21 +52,25 @@ def save_checkpoint(session: Session) -> None:
     if not has_finite_weights(session.loaded.model) or not _has_finite_critic(session):
         raise GuardError(f"the weights are not finite after step {session.step}; no checkpoint was written.")
     state = {
-        "cursor": session.cursor_state,
+        "cursor": session.place.cursor,
+        "num_prompts_sampled": session.place.num_prompts_sampled,
         "objective": session.objective.state(),
         "prompts": session.prompts_fingerprint,
         "scorer": scorer_source(session.config.reward),
+        "filters": filter_source(session.config.filter),
+        "teachers": None if session.teachers is None else session.teachers.fingerprints,
         "num_steps": session.config.run.num_steps,
         "best": None if session.best is None else asdict(session.best),
         "config": decisive(session.config),
     }
-    keep = session.config.run.keep_checkpoints
 
     def save(folder: Path) -> None:
         session.trainer.save(folder)
+        write_waiting(folder, session.place.waiting)
         if session.critic is not None:
             session.critic.save(folder)
 
+    keep = session.config.run.keep_checkpoints
     write_checkpoint(session.folder.checkpoints, session.step, save=save, state=state, keep=keep)
     session.saved_step = session.step
 
@@ -83,9 +94,14 @@ def restore(session: Session) -> None:
             f"data: the prompts are not those that {path} was trained on. "
             "Give it the file, columns and tokenizer that the run began with, or start a new run from its model."
         )
+    _check_teachers(session, state.get("teachers"), path)
     if state["scorer"] != scorer_source(session.config.reward):
         session.console.warn(
             "the file of reward.function has changed since the checkpoint was written: scores may differ."
+        )
+    if state["filters"] != filter_source(session.config.filter):
+        session.console.warn(
+            "a file of filter.group or filter.rollout has changed since the checkpoint was written: other groups may stay."
         )
     session.trainer.load(path)
     if session.critic is not None:
@@ -93,7 +109,10 @@ def restore(session: Session) -> None:
     session.engine.policy_version = session.trainer.num_steps
     session.cursor.load_state(state["cursor"])
     session.objective.load_state(state["objective"])
-    session.cursor_state, session.step = state["cursor"], state["step"]
+    session.num_prompts_sampled = state["num_prompts_sampled"]
+    session.waiting = read_waiting(path, session.prompts)
+    session.mark_place()
+    session.step = state["step"]
     session.saved_step = session.step
     drop_metrics_after(session.folder.metrics, session.step)
     session.history = read_metrics(session.folder.metrics)
@@ -102,6 +121,19 @@ def restore(session: Session) -> None:
     if num_lines != session.step:
         session.console.warn(f"metrics.jsonl has lines of {num_lines} of the {session.step} steps made.")
     session.console.note(f"resumed from {path} after step {session.step}")
+
+
+def _check_teachers(session: Session, before: Mapping[str, str] | None, path: Path) -> None:
+    """Refuse other teachers than those that the run began with, wherever they lie now."""
+    now = None if session.teachers is None else session.teachers.fingerprints
+    if before == now:
+        return
+    names = sorted({*(before or {}), *(now or {})})
+    source = next(name for name in names if (before or {}).get(name) != (now or {}).get(name))
+    raise ModelError(
+        f"distillation.teacher{f's.{source}' if source else ''} must be the teacher that {path} was trained with: weights and "
+        "type of weights, or the name that its server gives it. Set it back, or start a new run from this run's model."
+    )
 
 
 def check_config(config: RootConfig, before: Mapping[str, Any]) -> None:
@@ -141,7 +173,11 @@ def _differences(config: RootConfig, before: Mapping[str, Any]) -> Iterator[tupl
 
 def decisive(config: RootConfig) -> dict[str, Any]:
     """The options that the next steps depend on."""
-    return {path: value for path, value in values(config).items() if not path.startswith(_MAY_CHANGE)}
+    return {
+        path: value
+        for path, value in values(config).items()
+        if not path.startswith(_MAY_CHANGE) and path not in _MAY_CHANGE_ITSELF
+    }
 
 
 def _word(value: Any) -> str:

@@ -11,18 +11,29 @@ from typing import Any
 from strop import interrupts
 from strop.algorithms import PolicyObjective
 from strop.config import DataOptions, RewardOptions, TrainConfig, to_toml
-from strop.data import PromptCursor, load_prompts
+from strop.data import Cursor, load_prompts, make_cursor
 from strop.engines import TorchEngine
 from strop.observe.console import Console
 from strop.rewards import Scorer, label_check, make_scorer
+from strop.rollout import Filters
 from strop.rollout.single_turn import Decode
 from strop.runtime.best import Best
 from strop.runtime.critics import open_critic
 from strop.runtime.evaluation import Evaluation, HeldOut, response_limit
 from strop.runtime.models import LoadedModel, check_length, check_stop_token_ids, load_model, set_threads
 from strop.runtime.run_folder import RunFolder
+from strop.runtime.teachers import Teachers, open_teachers
 from strop.trainers import TorchCritic, TorchTrainer
-from strop.types import Engine, Prompt
+from strop.types import ConfigError, Engine, Group, Prompt
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where collecting stood when a step was done: what a checkpoint holds of it."""
+
+    cursor: dict[str, Any]
+    num_prompts_sampled: int = 0
+    waiting: tuple[Group, ...] = ()
 
 
 @dataclass
@@ -35,18 +46,23 @@ class Session:
     loaded: LoadedModel
     prompts: tuple[Prompt, ...]
     held_out: tuple[HeldOut, ...]
-    cursor: PromptCursor
+    cursor: Cursor
     scorer: Scorer
+    filters: Filters
     objective: PolicyObjective
     engine: Engine
     trainer: TorchTrainer
     critic: TorchCritic | None
     decode: Decode
+    teachers: Teachers | None = None
     step: int = 0
     saved_step: int = -1  # that the newest checkpoint holds
     is_within_step: bool = False  # between the first and the last update of a batch: no state to resume from
     has_told_of_group_of_one: bool = False
-    cursor_state: dict[str, Any] = field(default_factory=dict)  # where the data stood when `step` was done
+    has_told_of_added_rewards: bool = False
+    num_prompts_sampled: int = 0  # since the run began; seeds follow from it
+    waiting: tuple[Group, ...] = ()  # scored groups beyond what a step needed
+    place: Place = field(default_factory=lambda: Place({}))  # of when `step` was done
     history: list[dict[str, float]] = field(default_factory=list)
     evaluations: list[Evaluation] = field(default_factory=list)
     best: Best | None = None  # of the evaluations so far
@@ -59,11 +75,16 @@ class Session:
             digest.update(repr((prompt.tokens, prompt.label, dict(prompt.metadata))).encode())
         return digest.hexdigest()
 
+    def mark_place(self) -> None:
+        """A step is done: what was collected until here is what a checkpoint of it holds."""
+        self.place = Place(self.cursor.state(), self.num_prompts_sampled, self.waiting)
+
 
 def open_session(config: TrainConfig, console: Console, folder: RunFolder) -> Session:
     """Load what the config names. What is cheap to get wrong comes first, the model's weights last."""
     scorer = make_scorer(config.reward)
     scorers = make_eval_scorers(config, scorer)
+    filters = Filters(config.filter, looks_at_parts=config.algorithm.advantage.kind == "gdpo")
     set_threads(config.trainer.num_threads)
     interrupts.check()
     loaded = load_model(config.model)
@@ -72,6 +93,7 @@ def open_session(config: TrainConfig, console: Console, folder: RunFolder) -> Se
     prompts = _load("data", config.data, config.reward, loaded, console)
     _check_lengths(loaded, prompts, "rollout", config.rollout.max_response_tokens)
     held_out = load_held_out(config, loaded, console, scorers)
+    _check_tokens_in_flight(config, prompts)
     critic = open_critic(config, loaded)
     interrupts.check()
     if critic is not None:
@@ -83,13 +105,14 @@ def open_session(config: TrainConfig, console: Console, folder: RunFolder) -> Se
             option="rollout.max_response_tokens",
             max_response_tokens=config.rollout.max_response_tokens,
         )
-    cursor = PromptCursor(len(prompts), seed=config.seed, shuffle=config.data.shuffle)
+    teachers = open_teachers(config, loaded, prompts, console)
+    cursor = make_cursor(prompts, config.data, config.curriculum, seed=config.seed)
     objective = PolicyObjective(
         config.algorithm,
         temperature=config.rollout.temperature,
         max_response_tokens=config.rollout.max_response_tokens,
     )
-    return Session(
+    session = Session(
         config=config,
         console=console,
         folder=folder,
@@ -98,6 +121,7 @@ def open_session(config: TrainConfig, console: Console, folder: RunFolder) -> Se
         held_out=held_out,
         cursor=cursor,
         scorer=scorer,
+        filters=filters,
         objective=objective,
         engine=make_engine(config, loaded),
         trainer=TorchTrainer(
@@ -109,8 +133,10 @@ def open_session(config: TrainConfig, console: Console, folder: RunFolder) -> Se
         ),
         critic=critic,
         decode=decoder(loaded),
-        cursor_state=cursor.state(),
+        teachers=teachers,
     )
+    session.mark_place()
+    return session
 
 
 def make_eval_scorers(config: TrainConfig, of_run: Scorer) -> dict[str, Scorer]:
@@ -166,6 +192,18 @@ def _check_lengths(loaded: LoadedModel, prompts: tuple[Prompt, ...], table: str,
         option=f"{table}.max_response_tokens",
         max_response_tokens=max_response_tokens,
     )
+
+
+def _check_tokens_in_flight(config: TrainConfig, prompts: tuple[Prompt, ...]) -> None:
+    """Every prompt's samples fit under the cap: one that does not would wait for ever."""
+    rollout, longest = config.rollout, max(prompts, key=lambda p: len(p.tokens))
+    needed = rollout.group_size * (len(longest.tokens) + rollout.max_response_tokens)
+    if rollout.max_tokens_in_flight is not None and needed > rollout.max_tokens_in_flight:
+        raise ConfigError(
+            f"rollout.max_tokens_in_flight must be at least {needed}, got {rollout.max_tokens_in_flight}: the "
+            f"{rollout.group_size} samples of prompt row {longest.row} may have {len(longest.tokens)} prompt tokens + "
+            f"{rollout.max_response_tokens} response tokens each."
+        )
 
 
 def write_start(session: Session, formula: str) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from strop import ops
 from strop.data.batch import Batch
-from strop.trainers.layout import Layout, LayoutKind, lay_out
+from strop.trainers.layout import Layout, LayoutKind, cut, lay_out
 from strop.trainers.rows import RowReader, are_equal
 
 # Head inputs of the probe are multiplied by this (a power of two: exact): logits of every model then reach where a soft
@@ -48,6 +48,19 @@ class TokenScorer(RowReader):
             logits = self.model(**self._inputs(laid)).logits.flatten(0, 1)[predicting]
             entropy = ops.logits_entropy(logits, temperature=temperature) if with_entropy else None
             return ops.token_logprobs(logits, targets, temperature=temperature), entropy
+
+    @torch.no_grad()
+    def all_logprobs(self, batch: Batch, *, temperature: float, max_tokens: int, layout: LayoutKind) -> Tensor:
+        """Log-probabilities [T] of the batch's trainable tokens, 0 elsewhere, in micro-batches of at most `max_tokens`
+        positions; no gradient."""
+        found = torch.zeros(batch.tokens.shape, dtype=torch.float32)
+        for sequences in cut(batch.lengths, max_tokens=max_tokens, kind=layout):
+            part = batch.select(sequences)
+            if not part.loss_mask.any():
+                continue
+            numbers, _ = self(part, temperature=temperature, layout=layout, with_entropy=False)
+            found[batch.positions(sequences)[part.loss_mask]] = numbers.float().cpu()
+        return found
 
     def _body(self, laid: Layout) -> Tensor:
         return self.model.base_model(**self._inputs(laid)).last_hidden_state

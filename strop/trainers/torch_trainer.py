@@ -59,7 +59,6 @@ class TorchTrainer:
         """Optimizer steps made."""
         return self._updates.num_steps
 
-    @torch.no_grad()
     def logprobs(
         self, batch: Batch, *, model: Literal["policy", "reference"] = "policy", temperature: float = 1.0
     ) -> Tensor:
@@ -67,14 +66,12 @@ class TorchTrainer:
         scorer = self._policy if model == "policy" else self._reference
         if scorer is None:
             raise ValueError("this trainer was made without a reference; pass keeps_reference=True.")
-        found = torch.zeros(batch.tokens.shape, dtype=torch.float32)
-        for sequences in self._cut(batch):
-            part = batch.select(sequences)
-            if not part.loss_mask.any():
-                continue
-            numbers, _ = scorer(part, temperature=temperature, layout=self.options.layout, with_entropy=False)
-            found[batch.positions(sequences)[part.loss_mask]] = numbers.float().cpu()
-        return found
+        return scorer.all_logprobs(
+            batch,
+            temperature=temperature,
+            max_tokens=self.options.max_tokens_per_micro_batch,
+            layout=self.options.layout,
+        )
 
     def step(self, batch: Batch, objective: Objective) -> StepMetrics:
         """One optimizer step on the whole batch, in micro-batches; the sum of weight x loss over all of them.
@@ -163,5 +160,6 @@ def _trainable(part: Batch, logprobs: Tensor, entropy: Tensor | None) -> Trainab
         advantages=part.advantages[mask],
         sequence_ids=part.sequence_ids[mask],
         selected=pick(part.selected),
+        is_fresh=pick(part.is_fresh),
         measures_gap=part.measures_gap,
     )

@@ -132,7 +132,7 @@ def test_the_formula_of_ppo_has_its_advantage_and_what_the_critic_minimises():
     )
     assert "A_t = whiten(G_t),  G_t = delta_t + 0.9 x 0.95 G_next" in text
     assert "delta_t = earned_t + 0.9 V_next - V_t" in text
-    assert "earned_t = R [t is last] - token_kl_t" in text
+    assert "earned_t = R_t - token_kl_t" in text
     assert "token_kl_t = 0.02 kl_t" in text
     assert "clip(V_t, old V_t - 0.3, old V_t + 0.3) - target_t)^2) / 2" in text
     assert "target_t = old V_t + G_t\n" in text

@@ -20,7 +20,7 @@ from strop.config import AlgorithmOptions, TrainConfig, make_config, tree
 from strop.runtime.audit.variations import lower_bound
 from strop.runtime.learning import learn, weigh
 from strop.trainers import TorchTrainer
-from strop.types import ConfigError, Metric, Prompt, Rollout, merge_metrics
+from strop.types import ConfigError, Metric, Prompt, RewardError, Rollout, merge_metrics
 
 PROMPTS, SAMPLES, VOCAB = 4, 3, 4
 ROOT = {
@@ -78,7 +78,7 @@ def unchecked_config_of(algorithm):
 
 @cache
 def scored_rollouts():
-    """Four prompts x three samples of uneven length and reward, a third of them truncated."""
+    """Four prompts x three samples of uneven length and reward, part of it earned at once, a third of them truncated."""
     generator = torch.Generator().manual_seed(3)
     rollouts = []
     for row in range(PROMPTS):
@@ -97,6 +97,7 @@ def scored_rollouts():
                     finish_reason="length" if sample == 1 else "stop",
                     text="",
                     reward=float((row + 2 * sample) % 3 + 0.25 * row),
+                    token_rewards=(None, 0.5 * sample, *(None,) * (len(response) - 1)),
                     reward_parts={"one": float((row + sample) % 2), "two": float(3 * sample**2)},
                 )
             )
@@ -116,7 +117,7 @@ def learned(config):
         model.table += torch.randn(VOCAB, VOCAB, generator=torch.Generator().manual_seed(4))
     console = types.SimpleNamespace(phase=lambda *_: contextlib.nullcontext(), advance=lambda _: None)
     critic = _Guessing() if config.has_critic else None
-    parts = {"config": config, "objective": objective, "trainer": trainer, "critic": critic}
+    parts = {"config": config, "objective": objective, "trainer": trainer, "critic": critic, "teachers": None}
     session = types.SimpleNamespace(**parts, console=console, step=0)
     losses = []
     for _ in range(2):  # what adapts after a batch shows in the next
@@ -235,7 +236,10 @@ def outcome_or_refusal(algorithm):
     """What is learned and None, or None and what the error says."""
     try:
         return learned(config_of(algorithm)), None
-    except ConfigError as error:
+    except (
+        ConfigError,
+        RewardError,
+    ) as error:  # a loss of whole sequences is refused where tokens earn rewards of their own
         return None, str(error)
 
 

@@ -15,7 +15,7 @@ import torch
 
 from strop.algorithms import ADVANTAGES, LikelihoodObjective, PolicyObjective, ScoredTokens, TrainableTokens
 from strop.config import AlgorithmOptions
-from strop.types import Metric, merge_metrics
+from strop.types import Metric, RewardError, merge_metrics
 
 F64 = torch.float64
 RATIOS = (1.5, 0.5, 4.0, 1.1)
@@ -227,6 +227,46 @@ def test_the_kl_in_the_reward_is_taken_from_each_tokens_return(unused):
     assert found.tolist() == pytest.approx([0.0, 0.48418, 0.66575, -1.14993], abs=2e-5)
 
 
+def test_each_reward_is_on_its_token_and_the_kl_on_its_own():
+    # Rollout 0 (tokens 1..3 after a prompt token): earns 2 at its first, .5 at its last; k1 of token 2 is .5, coef .2: -.1.
+    # gamma .5: .5; -.1 + .25 = .15; 2 + .075 = 2.075. Rollout 1: a plain 1 on its one token.
+    # Mean 3.725 / 4 = .93125; distances 1.14375, -.78125, -.43125, .06875; squares 1.308164 + .610352 + .185977 + .004727;
+    # deviation sqrt(.703073) = .838494: 1.364053, -.931730, -.514315, .081992
+    rollouts = scored(
+        [2.5, 1.0],
+        groups=[0, 1],
+        sequence_ids=[0, 0, 0, 0, 1],
+        loss_mask=[False, True, True, True, True],
+        old_logprobs=torch.tensor([math.nan, -1.0, -1.0, -1.0, -1.0]),
+        ref_logprobs=torch.tensor([math.nan, -1.0, -1.5, -1.0, -1.0]),
+        token_rewards=torch.tensor([0.0, 2.0, 0.0, 0.5, 1.0], dtype=F64),
+        step_mask=torch.tensor([False, True, False, True, True]),
+    )
+    kl = {"coef": 0.2, "kind": "k1", "place": "reward"}
+    found = objective(advantage={"kind": "reinforce_plus_plus", "gamma": 0.5}, kl=kl).advantages(rollouts)
+    assert found.tolist() == pytest.approx([0.0, 1.364053, -0.931730, -0.514315, 0.081992], abs=2e-5)
+
+
+def test_without_rewards_of_their_own_tokens_earn_the_outcome_at_the_last():
+    # process with one step per rollout is GRPO: [1, 3] without division give -1, 1 on every token
+    found = objective(advantage={"kind": "process", "normalize_std": False})
+    rollouts = scored([1.0, 3.0], groups=[7, 7], sequence_ids=[0, 0, 1], loss_mask=[False, True, True])
+    assert found.advantages(rollouts).tolist() == [0.0, -1.0, 1.0]
+
+
+@pytest.mark.parametrize("kind", ["gspo", "gmpo", "topr"])
+def test_a_loss_of_whole_sequences_refuses_rewards_that_tokens_earn(kind):
+    rollouts = scored(
+        [1.0, 3.0], groups=[0, 0], sequence_ids=[0, 1], step_mask=torch.ones(2, dtype=torch.bool),
+        token_rewards=torch.tensor([1.0, 3.0], dtype=F64),
+    )  # fmt: skip
+    found = objective(policy_loss={"kind": kind}, advantage={"kind": "reinforce_plus_plus"})
+    with pytest.raises(RewardError, match=f"policy_loss.kind must not be {kind} with rewards per token or turn"):
+        found.advantages(rollouts)
+    # sums are one number per sequence
+    objective(policy_loss={"kind": kind}).advantages(rollouts)
+
+
 # One prompt (group 4) with sequences of 1 and 3 trainable tokens, another (group 9) with one of 2, limit 8 tokens.
 @pytest.mark.parametrize(
     "reduction, weights",
@@ -419,3 +459,17 @@ def test_the_state_of_one_objective_goes_on_in_another():
     second.load_state(first.state())
     assert second.loss(tokens())[0].tolist() == first.loss(tokens())[0].tolist()
     assert first.state() != objective(**options).state()
+
+
+def test_the_gap_to_the_sampler_is_measured_on_tokens_that_the_policy_of_now_sampled():
+    """Gaps .1, .3, 0, .2; the second was sampled by an older policy: the mean of the others is .1, the largest .2."""
+    fresh = torch.tensor([True, False, True, True])
+    found = objective(policy_loss=PPO).loss(replace(tokens(), is_fresh=fresh))[1]
+    assert found["logprob_gap"].value == pytest.approx(0.1)
+    assert found["logprob_gap"].count == 3
+    assert found["logprob_gap_max"].value == pytest.approx(0.2)
+
+
+def test_where_no_token_is_fresh_there_is_no_gap_to_guard():
+    old = torch.zeros(4, dtype=torch.bool)
+    assert objective(policy_loss=PPO).loss(replace(tokens(), is_fresh=old))[1]["logprob_gap"].count == 0

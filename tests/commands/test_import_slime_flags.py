@@ -343,3 +343,39 @@ def test_a_function_gets_the_flags_as_attributes(launched):
     )
     wanted = {"num_rollout": 10, "eps_clip": 0.2, "group_rm": True, "custom_rm_path": "my.rewards.score"}
     assert {name: reward.args[name] for name in wanted} == wanted
+
+
+# ---- dynamic sampling -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("package", ["slime", "miles"])
+def test_slime_s_own_dynamic_filter_is_strop_s(launched, package):
+    path = f"{package}.rollout.filter_hub.dynamic_sampling_filters.check_reward_nonzero_std"
+    found = launched(dynamic_sampling_filter_path=path, over_sampling_batch_size="8")
+    assert found.values["filter"] == {"equal_rewards": True}
+    assert found.values["rollout"]["prompts_per_round"] == 8
+    assert found.explained("--dynamic-sampling-filter-path")
+    assert found.explained("--over-sampling-batch-size")
+
+
+def test_a_dynamic_filter_of_the_user_s_runs_as_slime_s_with_all_flags_to_read(launched):
+    found = launched(dynamic_sampling_filter_path="my.filters.keep")
+    table = dict(found.values["filter"])
+    assert table.pop("group_args")["rollout_batch_size"] == 4
+    assert table == {"group": "my.filters:keep", "group_kind": "slime"}
+
+
+def test_over_sampling_without_a_filter_has_strop_s_reason(launched):
+    assert "is only used with a filter" in launched(over_sampling_batch_size="8").reason("--over-sampling-batch-size")
+
+
+@pytest.mark.parametrize(
+    "flag, reason",
+    [
+        ("rollout_sample_filter_path", "filter.rollout sees one rollout at a time"),
+        ("buffer_filter_path", "there is no buffer to choose from"),
+        ("rollout_all_samples_process_path", "there is no hook for the others"),
+    ],
+)
+def test_hooks_of_slime_s_that_have_no_counterpart_say_why(launched, flag, reason):
+    assert reason in launched(**{flag: "my.f"}).reason(f"--{flag.replace('_', '-')}")

@@ -85,7 +85,7 @@ def test_slime_s_types_are_there_in_the_body_of_a_function_too(scored):
 
 
 def test_what_else_of_slime_a_function_imports_is_named(scored):
-    with pytest.raises(RewardError, match=r"No module named 'slime.rollout'"):
+    with pytest.raises(RewardError, match=r"No module named 'slime.rollout.rm_hub'"):
         scored("from slime.rollout.rm_hub import f", [make_rollout("a")])
 
 

@@ -5,6 +5,7 @@ import ast
 import re
 import shutil
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -32,11 +33,11 @@ from strop.config import load_config, to_toml
 from strop.config.eval_target import load_eval_config
 from strop.config.load import ROOTS
 from strop.config.overrides import nest, parse_flags
+from strop.config.sampling import FunctionRewardOptions
 from strop.observe.console import _COLUMNS
 from strop.rewards import make_scorer
-from strop.rewards.function import load_function
-from strop.rewards.scorer import Scorer
-from strop.types import Prompt, Rollout
+from strop.rollout import Filters
+from strop.types import Group, Prompt, Rollout
 
 # What cannot be tried as it stands, and why.
 NOT_TRIED = {
@@ -228,15 +229,29 @@ def test_the_overrides_of_load_config_are_accepted(block, folder):
 
 
 @pytest.mark.parametrize(
-    "block", [b for b in blocks_of("python") if "Rollout" in b.code], ids=lambda block: block.where
+    "block",
+    [b for b in blocks_of("python") if "Rollout" in b.code and "-> bool" not in b.code],
+    ids=lambda block: block.where,
 )
 def test_a_reward_function_scores(block, folder):
     file = block.file or "my_reward.py"
     Path(file).write_text(block.code)
-    (name,) = re.findall(r"^def (\w+)", block.code, re.MULTILINE)
-    scorer = Scorer(load_function(f"{file}:{name}"), name, "fail", is_batched="list[Rollout]" in block.code)
+    (name,) = re.findall(r"^(?:async )?def (\w+)", block.code, re.MULTILINE)
+    scorer = make_scorer(FunctionRewardOptions(function=f"{file}:{name}", batched="list[Rollout]" in block.code))
     right, wrong = scorer([make_rollout("56", "56"), make_rollout("57", "56")]).rollouts
     assert right.reward > wrong.reward
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if p.name == "filters-and-curriculum.md"], ids=name_of)
+def test_the_filters_of_the_page_keep_and_drop(page, folder):
+    (functions,) = [block for block in blocks(page) if block.language == "python"]
+    (table,) = [block for block in blocks(page) if functions.file in block.code and block.language == "toml"]
+    Path(functions.file).write_text(functions.code)
+    write_block(table)
+    filters = Filters(load_config("run.toml").filter)
+    one, other = (replace(make_rollout("56", "56"), sample=i, reward=float(i)) for i in (0, 1))
+    found = filters([Group(0, one.prompt, (one, other)), Group(1, one.prompt, (one, one))])
+    assert [group.group_id for group in found.groups] == [0]
 
 
 @pytest.mark.parametrize("page", [p for p in PAGES if p.name == "from-slime.md"], ids=name_of)

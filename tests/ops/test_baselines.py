@@ -302,6 +302,23 @@ def test_a_part_that_is_equal_in_a_group_adds_exactly_nothing():
     assert torch.equal(gdpo(parts, groups), gdpo(parts[:, 1:], groups))
 
 
+def test_a_weight_counts_after_the_division():
+    # One group of two: each part is +-.707107 whatever its spread. Weights 1 and .25, opposite signs: .707107 x .75, which
+    # whitening brings to +-.707107 over two rollouts; over four, with a group in which the parts agree (1.25):
+    # [.75, -.75, 1.25, -1.25] / sqrt(4.25 / 3) = .630126, -.630126, 1.050210, -1.050210
+    groups = torch.tensor([0, 0, 1, 1])
+    parts = torch.tensor([[1.0, 0.0], [0.0, 9.0], [1.0, 9.0], [0.0, 0.0]], dtype=F64)
+    found = gdpo(parts, groups, torch.tensor([1.0, 0.25], dtype=F64), std_eps=1e-12)
+    assert found.tolist() == pytest.approx([0.630126, -0.630126, 1.050210, -1.050210], abs=1e-6)
+    ones = torch.ones(2, dtype=F64)
+    assert torch.equal(gdpo(parts, groups, ones), gdpo(parts, groups))
+
+
+def test_weights_that_are_not_one_for_each_part_are_refused():
+    with pytest.raises(ValueError, match="part_weights must be one for each of 2 rewards"):
+        gdpo(torch.zeros(4, 2), torch.zeros(4, dtype=torch.long), torch.ones(3))
+
+
 @pytest.mark.parametrize("shape", [(4,), (4, 0), (4, 2, 1)])
 def test_parts_that_are_no_table_are_refused(shape):
     with pytest.raises(ValueError, match="reward_parts must be N x K"):

@@ -34,6 +34,11 @@ EVERYTHING = {
     "run": {"checkpoint_every_steps": 50},
 }
 
+FILTERED = BASE | {
+    "rollout": {"group_size": 4, "prompts_per_round": 48, "max_tokens_in_flight": 100_000},
+    "filter": {"equal_rewards": True, "group": "nowhere.py:f", "group_kind": "slime", "rollout": "nowhere.py:g"},
+}
+
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory):
@@ -65,7 +70,7 @@ def test_no_option_of_a_critic_is_dead():
     assert {f.path.removeprefix("critic.") for f in findings if f.verdict == "acts"} == set(CriticOptions.model_fields)
 
 
-@pytest.mark.parametrize("example", ["quickstart/cispo.toml", "smollm2-sums/config.toml"])
+@pytest.mark.parametrize("example", ["quickstart/cispo.toml", "quickstart/distill.toml", "smollm2-sums/config.toml"])
 def test_no_option_of_an_example_is_dead(example):
     assert failures(audit(load_config(ROOT / "examples" / example))) == []
 
@@ -76,6 +81,16 @@ def test_every_option_there_is_acts_somewhere_and_none_is_accepted_without_actin
     in_reward = {"kl": {"coef": 0.01}, "advantage": {"kind": "reinforce_plus_plus"}, "updates_per_batch": 2}
     config = make_config(TrainConfig, BASE | {"algorithm": in_reward}, {}, file="x.toml")
     findings += audit(config, only="algorithm")
+    config = make_config(TrainConfig, FILTERED, {}, file="x.toml")
+    for table in ("filter", "rollout"):
+        findings += audit(config, only=table)
+    for teacher, only in (
+        ("a folder", ""),
+        ("http://nowhere:1", ".request_timeout_s"),
+        ("http://nowhere:1", ".num_retries"),
+    ):
+        config = make_config(TrainConfig, BASE | {"distillation": {"teacher": teacher}}, {}, file="x.toml")
+        findings += audit(config, only=f"distillation{only}")
     assert failures(findings) == []
     acting = {f.path for f in findings if f.verdict in ("acts", "one value", "cannot act here")}
     silent = set(tree.paths(TrainConfig)) - acting

@@ -31,6 +31,7 @@ def updates_of(algorithm, layout, *, truncated=()):
         trainer=make_trainer(model, lr=0.05, layout=layout, max_tokens_per_micro_batch=30),
         critic=None,
         console=types.SimpleNamespace(phase=lambda *_: contextlib.nullcontext(), advance=lambda _: None),
+        teachers=None,
         step=0,
     )
     rollouts = []

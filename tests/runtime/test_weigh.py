@@ -36,6 +36,7 @@ def session_of(algorithm, *, lr=0.05, layout="padded"):
         trainer=make_trainer(tiny_models.llama(), lr=lr, layout=layout, max_tokens_per_micro_batch=30),
         critic=None,
         console=types.SimpleNamespace(phase=lambda *_: contextlib.nullcontext(), advance=lambda _: None),
+        teachers=None,
         step=0,
     )
 

@@ -26,7 +26,7 @@ MAY_IMPORT = {
     "data": _MATHEMATICS,
     "compat": {"types", "config", "ops"},
     "rewards": _MATHEMATICS | {"data", "compat"},
-    "rollout": _MATHEMATICS | {"data", "rewards"},
+    "rollout": _MATHEMATICS | {"data", "rewards", "compat"},
     "engines": {"types", "config", "data"},
     "trainers": _MATHEMATICS | {"data"},
     "observe": {"types", "config"},

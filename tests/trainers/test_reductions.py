@@ -104,7 +104,7 @@ def session(model, *, mask_truncated):
     objective.step_tensors, objective.adapt = real.step_tensors, real.adapt
     console = types.SimpleNamespace(phase=lambda *_: contextlib.nullcontext(), advance=lambda _: None)
     trainer = make_trainer(model, lr=0.1, weight_decay=0.1)
-    parts = {"config": config, "objective": objective, "trainer": trainer, "critic": None}
+    parts = {"config": config, "objective": objective, "trainer": trainer, "critic": None, "teachers": None}
     return types.SimpleNamespace(**parts, console=console, step=0)
 
 

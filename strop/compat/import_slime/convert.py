@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import tomlkit
 
-from strop.compat.import_slime import critic, objective, sampling, sft, training
+from strop.compat.import_slime import critic, distillation, objective, sampling, sft, training
 from strop.compat.import_slime.draft import SECRET, Draft, Given, Row
 from strop.compat.import_slime.script import Flag, Script, read_script
 from strop.compat.import_slime.without import WITHOUT, reason_without
@@ -18,12 +18,14 @@ from strop.config import RootConfig, SFTConfig, TrainConfig, make_config, tree
 from strop.types import ConfigError
 
 RULES = {
-    rule: tuple(flags.split()) for room in (training, sampling, objective, critic) for rule, flags in room.RULES.items()
+    rule: tuple(flags.split())
+    for room in (training, sampling, objective, critic, distillation)
+    for rule, flags in room.RULES.items()
 }
 MAPPED = tuple(flag for flags in RULES.values() for flag in flags)
 KNOWN = (*MAPPED, *WITHOUT)
 _OF_REINFORCEMENT = "is of sampling, rewards or reinforcement learning, which strop sft has none of."
-_SWITCHES = """--use-kl-loss --use-unbiased-kl --normalize-advantages --disable-grpo-std-normalization --use-tis
+_SWITCHES = """--use-kl-loss --use-unbiased-kl --use-opd --normalize-advantages --disable-grpo-std-normalization --use-tis
     --disable-rewards-normalization --use-rollout-logprobs --use-opsm --calculate-per-token-loss --apply-chat-template
     --rollout-shuffle --group-rm --use-dynamic-batch-size --rollout-skip-special-tokens --bf16 --fp16
     --skip-eval-before-train""".split()  # noqa: SIM905

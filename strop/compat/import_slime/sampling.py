@@ -6,6 +6,7 @@ import math
 import re
 from typing import Any
 
+from strop.compat.import_slime.distillation import learns_from_a_teacher_alone
 from strop.compat.import_slime.draft import SECRET, Draft, Given
 from strop.compat.import_slime.script import Flag
 
@@ -97,17 +98,14 @@ def reward(given: Given, draft: Draft) -> None:
     """A function of the user's, or one of slime's own scorers."""
     path, kind = given.text("--custom-rm-path"), given.text("--rm-type")
     scorer = kind.removeprefix("boxed_")
-    if path:
+    if learns_from_a_teacher_alone(given):
+        _of_a_teacher(given, draft)
+    elif path:
         _function(given, draft, path)
     elif scorer in _RM_TYPES:
         draft.set("reward.kind", "math", "--rm-type", words=_RM_TYPES[scorer])
     else:
-        draft.missing("reward.kind", "slime", "")
-        draft.missing(
-            "reward.function",
-            "my_reward.py:score",
-            "the config needs a scorer: write `async def score(args, sample)` there",
-        )
+        _yours(draft, "the config needs a scorer")
     if given.has("--rm-type") and path:
         draft.without("--rm-type", "slime uses --custom-rm-path instead.")
     elif given.has("--rm-type") and scorer not in _RM_TYPES:
@@ -122,6 +120,25 @@ def reward(given: Given, draft: Draft) -> None:
                 draft.without(flag, "strop reads it for --custom-rm-path alone.")
 
 
+def _yours(draft: Draft, why: str) -> None:
+    draft.missing("reward.kind", "slime", "")
+    draft.missing("reward.function", "my_reward.py:score", f"{why}: write `async def score(args, sample)` there")
+
+
+def _of_a_teacher(given: Given, draft: Draft) -> None:
+    """slime's reward that is no score; an evaluation still needs one."""
+    flags = ("--custom-rm-path", *(("--rm-url",) if given.has("--rm-url") else ()))
+    if given.text("--opd-type") not in ("sglang", "megatron") or given.has("--eval-prompt-data"):
+        for flag in flags:
+            draft.without(flag, "asks slime's teacher and scores nothing.")
+        _yours(draft, "evaluations need a scorer" if given.has("--eval-prompt-data") else "the config needs a scorer")
+    else:
+        draft.set("reward.kind", "none", *flags, words="it asks the teacher, and every reward is 0")
+    for flag in ("--reward-key", "--group-rm"):
+        if given.has(flag):
+            draft.without(flag, "the reward is no score.")
+
+
 def _function(given: Given, draft: Draft, path: str) -> None:
     flag, (module, _, name) = "--custom-rm-path", path.rpartition(".")
     is_path = ":" in path or not module
@@ -133,6 +150,26 @@ def _function(given: Given, draft: Draft, path: str) -> None:
         draft.set("reward.reward_key", given.text("--reward-key"), "--reward-key")
     flags = (flag, "--rm-url") if given.has("--rm-url") else (flag,)
     draft.set("reward.args", _attributes(given), *flags, words="all flags, for the function to read")
+
+
+_EQUAL_REWARDS = "check_reward_nonzero_std"
+
+
+def filters(given: Given, draft: Draft) -> None:
+    """Dynamic sampling: which groups stay, and how many prompts are sampled at once."""
+    flag, more = "--dynamic-sampling-filter-path", "--over-sampling-batch-size"
+    path = given.text(flag)
+    module, _, name = path.rpartition(".")
+    if name == _EQUAL_REWARDS and module.endswith("dynamic_sampling_filters"):
+        draft.set("filter.equal_rewards", True, flag, words="slime's own filter")
+    elif path:
+        draft.set("filter.group", path if ":" in path or not module else f"{module}:{name}", flag)
+        draft.set("filter.group_kind", "slime", flag)
+        draft.set("filter.group_args", _attributes(given), flag, words="all flags, for the function to read")
+    elif given.has(flag):
+        draft.without(flag, "has no value.")
+    if given.has(more):
+        draft.set("rollout.prompts_per_round", given.text(more), more)
 
 
 def _attributes(given: Given) -> dict[str, Any]:
@@ -235,6 +272,7 @@ RULES = {
     "--num-epoch --seed",
     prompts: "--prompt-data --input-key --label-key --apply-chat-template --rollout-shuffle",
     reward: "--rm-type --custom-rm-path --reward-key --group-rm --rm-url",
+    filters: "--dynamic-sampling-filter-path --over-sampling-batch-size",
     evaluation: "--eval-prompt-data --eval-interval --skip-eval-before-train --n-samples-per-eval-prompt "
     "--eval-input-key --eval-label-key "
     "--eval-temperature --eval-top-p --eval-top-k --eval-max-response-len",

@@ -27,9 +27,12 @@ _REASONS: dict[str, str] = {
         --micro-batch-size --balance-data --balance-by-flops --data-pad-size-multiplier --qkv-format""",
     "strop trains the critic beside the policy, in one run.": "--critic-train-only",
     "strop has no settings of Megatron.": "--megatron-config-path",
-    "strop has no dynamic sampling yet: every group of a batch is kept, and algorithm.advantage gives equal ones 0.": """
-        --dynamic-sampling-filter-path --over-sampling-batch-size --over-sampling-filter-path --buffer-filter-path
-        --buffer-sort-by-staleness --rollout-sample-filter-path --rollout-all-samples-process-path""",
+    "strop's filter.rollout sees one rollout at a time, and one that it drops leaves its group's statistics too.": """
+        --rollout-sample-filter-path""",
+    "strop's surplus groups wait in the order they were sampled (filter.surplus); there is no buffer to choose from.": """
+        --buffer-filter-path --buffer-sort-by-staleness --over-sampling-filter-path""",
+    "strop writes what was learned from to rollouts/, and counts what was dropped; there is no hook for the others.": """
+        --rollout-all-samples-process-path""",
     "strop finishes every response in the step that began it: there is no partial rollout.": """
         --partial-rollout --mask-offpolicy-in-partial-rollout --use-fault-tolerance --rollout-health-check-interval
         --rollout-health-check-timeout --rollout-health-check-first-wait --rollout-cleanup-timeout
@@ -49,8 +52,6 @@ _REASONS: dict[str, str] = {
     "strop does not read that file: write a table [eval.sets.NAME] for each of its data sets.": "--eval-config",
     "strop's evaluation takes the reward of training, or for a set of prompts one of its own: [eval.sets.NAME.reward].": """
         --eval-reward-key""",
-    "strop has no distillation from a teacher yet.": """
-        --use-opd --opd-type --opd-kl-coef --opd-teacher-load --opd-teacher-ckpt-step""",
     "strop's losses are those of algorithm.policy_loss.kind; strop sft trains on demonstrations.": """
         --loss-type --pg-loss-type --use-score-centering --score-centering-top-k
         --disable-compute-advantages-and-returns --use-rollout-entropy""",

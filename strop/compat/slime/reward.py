@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-import asyncio
-import importlib.util
 import inspect
 import itertools
 import sys
-import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from functools import cache
-from importlib.machinery import ModuleSpec
-from types import ModuleType
+from functools import partial
 from typing import Any
 
 from strop.compat.slime.sample import Sample, sample_of
 from strop.types import RewardError, Rollout
 
+Call = Callable[[], Coroutine[Any, Any, Any]]
+
 
 class SlimeArgs:
-    """slime's `args`: the values of [reward.args] as attributes.
+    """slime's `args`: the values of a table of the config as attributes.
 
     >>> SlimeArgs({"rm_url": "http://here"}).rm_url
     'http://here'
     """
+
+    table = "reward.args"
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         vars(self).update(values)
@@ -33,7 +32,7 @@ class SlimeArgs:
         if name.startswith("__"):
             raise AttributeError(name)
         there = ", ".join(sorted(vars(self)))
-        raise AttributeError(f"args.{name} is not there. Set it in the table [reward.args], which has {there}.")
+        raise AttributeError(f"args.{name} is not there. Set it in the table [{self.table}], which has {there}.")
 
 
 class SlimeReward:
@@ -43,6 +42,7 @@ class SlimeReward:
         function: takes (args, sample), or (args, samples) with is_batched; plain or async.
         name: of the function, for messages.
         args: attributes of `args`, beside reward_key.
+        run: runs calls side by side; an exception in place of the result of one that raised.
         reward_key: which value of a returned dict is the reward; None leaves a dict as named rewards.
         is_batched: the function takes the samples of one prompt and returns as many scores (slime's --group-rm).
     """
@@ -53,10 +53,12 @@ class SlimeReward:
         name: str,
         args: Mapping[str, Any],
         *,
+        run: Callable[[list[Call]], list[Any]],
         reward_key: str | None = None,
         is_batched: bool = False,
     ) -> None:
         self.name, self._function, self._reward_key, self._is_batched = name, function, reward_key, is_batched
+        self._run = run
         self._args = SlimeArgs({"reward_key": reward_key, **args})
         self._numbers = itertools.count()
         known = sys.modules.get("slime.utils.types")
@@ -69,19 +71,19 @@ class SlimeReward:
             RewardError: a score lacks reward_key, or a batched function returns another number of scores than samples.
         """
         samples = [sample_of(rollout, next(self._numbers), self._sample_class) for rollout in rollouts]
-        scores = _finish(self._score_groups(samples) if self._is_batched else self._score_all(samples))
+        scores = self._score_groups(samples) if self._is_batched else self._score_all(samples)
         return [self._value(score) for score in scores]
 
-    async def _score_all(self, samples: list[Any]) -> list[Any]:
-        return await asyncio.gather(*(self._call(sample) for sample in samples), return_exceptions=True)
+    def _score_all(self, given: Sequence[Any]) -> list[Any]:
+        return self._run([partial(self._call, one) for one in given])
 
-    async def _score_groups(self, samples: list[Any]) -> list[Any]:
+    def _score_groups(self, samples: list[Any]) -> list[Any]:
         groups: dict[Any, list[int]] = {}
         for place, sample in enumerate(samples):
             groups.setdefault(sample.group_index, []).append(place)
-        calls = (self._call([samples[place] for place in places]) for places in groups.values())
+        given = [[samples[place] for place in places] for places in groups.values()]
         found: list[Any] = [None] * len(samples)
-        for places, scores in zip(groups.values(), await asyncio.gather(*calls, return_exceptions=True), strict=True):
+        for places, scores in zip(groups.values(), self._score_all(given), strict=True):
             for place, score in zip(places, self._as_many(scores, len(places)), strict=True):
                 found[place] = score
         return found
@@ -102,7 +104,7 @@ class SlimeReward:
         return await result if inspect.isawaitable(result) else result
 
     def _value(self, score: Any) -> Any:
-        if self._reward_key is None or score is None or isinstance(score, Exception):
+        if self._reward_key is None or score is None or isinstance(score, BaseException):
             return score
         if not isinstance(score, Mapping) or self._reward_key not in score:
             got = f"one with {', '.join(map(str, score))}" if isinstance(score, Mapping) else repr(score)
@@ -110,31 +112,3 @@ class SlimeReward:
                 f"{self.name} must return a dict with {self._reward_key!r} (reward.reward_key), got {got}."
             )
         return score[self._reward_key]
-
-
-def _finish(work: Coroutine[Any, Any, list[Any]]) -> list[Any]:
-    """Run to the end on a loop of its own: scoring happens inside strop's, and sessions that functions keep outlive a step."""
-    return asyncio.run_coroutine_threadsafe(work, _loop()).result()
-
-
-@cache
-def _loop() -> asyncio.AbstractEventLoop:
-    loop = asyncio.new_event_loop()
-    threading.Thread(target=loop.run_forever, name="slime-rewards", daemon=True).start()
-    return loop
-
-
-def provide_slime_types() -> None:
-    """Where slime is not installed, let `from slime.utils.types import Sample` give strop's, now and in a function's body."""
-    if importlib.util.find_spec("slime") is not None:
-        return
-    names = ("slime", "slime.utils", "slime.utils.types")
-    modules = {name: ModuleType(name) for name in names}
-    for name, module in modules.items():
-        module.__spec__ = ModuleSpec(name, None, is_package=name != names[-1])
-        if name != names[-1]:
-            module.__path__ = []  # so that what else slime has is said to be missing, by its name
-    vars(modules["slime"])["utils"] = modules["slime.utils"]
-    vars(modules["slime.utils"])["types"] = modules["slime.utils.types"]
-    vars(modules["slime.utils.types"])["Sample"] = Sample
-    sys.modules.update(modules)

@@ -4,6 +4,7 @@ from strop.ops.advantages.baselines import maxrl, opo, pass_at_k, rloo
 from strop.ops.advantages.gae import EstimatedAdvantages, gae
 from strop.ops.advantages.gdpo import gdpo
 from strop.ops.advantages.group import group_advantages
+from strop.ops.advantages.process import process_advantages
 from strop.ops.advantages.returns import (
     discounted_returns,
     last_token_rewards,
@@ -22,6 +23,7 @@ __all__ = [
     "maxrl",
     "opo",
     "pass_at_k",
+    "process_advantages",
     "reinforce_plus_plus",
     "reinforce_plus_plus_baseline",
     "rloo",

@@ -45,26 +45,23 @@ def last_token_rewards(rewards: Tensor, loss_mask: Tensor, sequence_ids: Tensor)
     return found
 
 
-def reinforce_plus_plus(
-    rewards: Tensor, token_kl: Tensor, loss_mask: Tensor, sequence_ids: Tensor, *, gamma: float
-) -> Tensor:
-    """REINFORCE++: discounted returns of the outcome less a KL penalty per token, whitened over the step's tokens.
+def reinforce_plus_plus(token_rewards: Tensor, loss_mask: Tensor, sequence_ids: Tensor, *, gamma: float) -> Tensor:
+    """REINFORCE++: discounted returns of what each token earns, whitened over the step's tokens.
 
-        G_t = sum over trainable s >= t of gamma^(s - t) (R [s is last] - token_kl_s),    A = whiten(G)
+        G_t = sum over trainable s >= t of gamma^(s - t) r_s,    A = whiten(G)
 
-    Source: Hu et al. 2025 (arXiv:2501.03262) eq. 5 to 8.
+    Source: Hu et al. 2025 (arXiv:2501.03262) eq. 5 to 8, where r_s is the outcome at the last token (`last_token_rewards`)
+    less each token's KL penalty. Departure: (1) any token may have earned a reward.
 
-    Args: rewards S, entry s of sequence id s; token_kl T, the penalty with its coefficient, 0 for none; loss_mask T, bool;
-    sequence_ids T, int; gamma in [0, 1]. Returns T. Raises ValueError as `discounted_returns`.
+    Args: token_rewards T; loss_mask T, bool; sequence_ids T, int; gamma in [0, 1]. Returns T. Raises ValueError as
+    `discounted_returns`.
 
     >>> mask, ids = torch.ones(2, dtype=torch.bool), torch.tensor([0, 1])
-    >>> [round(x, 4) for x in reinforce_plus_plus(torch.tensor([1.0, 0.0]), torch.zeros(2), mask, ids, gamma=1.0).tolist()]
+    >>> [round(x, 4) for x in reinforce_plus_plus(torch.tensor([1.0, 0.0]), mask, ids, gamma=1.0).tolist()]
     [0.7071, -0.7071]
     """
-    earned = last_token_rewards(rewards, loss_mask, sequence_ids)
-    penalty = torch.where(loss_mask, token_kl.double(), torch.zeros_like(earned))
-    returns = discounted_returns(earned - penalty, loss_mask, sequence_ids, gamma=gamma)
-    return whiten(returns, loss_mask).to(torch.promote_types(rewards.dtype, torch.float32))
+    returns = discounted_returns(token_rewards, loss_mask, sequence_ids, gamma=gamma)
+    return whiten(returns, loss_mask).to(torch.promote_types(token_rewards.dtype, torch.float32))
 
 
 def reinforce_plus_plus_baseline(
@@ -74,7 +71,10 @@ def reinforce_plus_plus_baseline(
 
         A = whiten(R - mean_g - token_kl_t)        over the step's trainable tokens
 
-    Source: Hu et al. 2025 (arXiv:2501.03262) eq. 9 and 10. group_ids: S, int; the rest as in `reinforce_plus_plus`.
+    Source: Hu et al. 2025 (arXiv:2501.03262) eq. 9 and 10.
+
+    Args: rewards S and group_ids S int, entry s of sequence id s; token_kl T, the penalty with its coefficient, 0 for none;
+    the rest as in `reinforce_plus_plus`.
 
     >>> mask, ids = torch.ones(2, dtype=torch.bool), torch.tensor([0, 1])
     >>> rewards, groups = torch.tensor([1.0, 0.0]), torch.tensor([0, 0])

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
-from strop.config import tree
+from strop.config import TrainConfig, tree
 from strop.runtime.audit.finding import Finding
 from strop.runtime.audit.runs import Config, Runs, is_meant
-from strop.runtime.audit.workshop import write_workshop
+from strop.runtime.audit.teacher_server import TeacherModel, serving
+from strop.runtime.audit.workshop import TEACHERS, write_workshop
 from strop.types import UserError
 
 
@@ -27,15 +29,25 @@ def audit(config: Config, *, every_kind: bool = False, only: str = "") -> Iterat
     only = check_only(config, only, every_kind)
     with tempfile.TemporaryDirectory(prefix="strop-audit-") as folder:
         write_workshop(Path(folder))
-        runs = Runs(config, Path(folder))
-        for path in tree.values(config):
-            if is_meant(path, only):
-                yield runs.examine(path)
-        for table, kind in _other_kinds(config) if every_kind else ():
-            general = tree.general(type(config), f"{table}.")
-            leaves = [leaf for leaf in tree.leaves(type(config)) if leaf.path.startswith(general) and leaf.kind == kind]
-            if any(is_meant(f"{table}.{leaf.name}", only) for leaf in leaves):
-                yield from runs.examine_kind(table, kind, only)
+        with _teacher_server(config, Path(folder)) as server:
+            runs = Runs(config, Path(folder), server)
+            for path in tree.values(config):
+                if is_meant(path, only):
+                    yield runs.examine(path)
+            for table, kind in _other_kinds(config) if every_kind else ():
+                general = tree.general(type(config), f"{table}.")
+                leaves = [
+                    leaf for leaf in tree.leaves(type(config)) if leaf.path.startswith(general) and leaf.kind == kind
+                ]
+                if any(is_meant(f"{table}.{leaf.name}", only) for leaf in leaves):
+                    yield from runs.examine_kind(table, kind, only)
+
+
+def _teacher_server(config: Config, folder: Path) -> AbstractContextManager[str]:
+    """What stands for the servers of a config's teachers; no server where it has none."""
+    if not isinstance(config, TrainConfig) or not config.distillation.addresses:
+        return nullcontext("")
+    return serving(TeacherModel(folder / TEACHERS[0]))
 
 
 def check_only(config: Config, only: str, every_kind: bool) -> str:

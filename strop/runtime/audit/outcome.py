@@ -17,9 +17,11 @@ _OF_LOGPROBS = 1e-3  # in nats: log-probabilities follow the weights, whose roun
 # Parts that change for many reasons count only for the options whose meaning they are.
 _ONLY_FOR = {
     "metrics": ("source_key",),
-    "forward passes": ("max_sequences", "max_tokens_per_micro_batch", "layout"),
+    "forward passes": ("max_sequences", "max_tokens_per_micro_batch", "layout", "max_tokens_in_flight"),
     "threads": ("num_threads",),
 }
+
+_MEAN_ERRORS = ("request_timeout_s", "num_retries")  # options that say when a run gives up
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,8 @@ class Outcome:
         """
         if self.error or other.error:
             failed = other if other.error else self
+            if option in _MEAN_ERRORS:
+                return {"stops": "differs"} if self.error != other.error else {}
             counts = bool(self.error) != bool(other.error) and (stops_by_choice or failed.is_guard)
             word = "stops" if failed is other else "goes on"
             return {word: failed.error.partition(": ")[0] if failed.is_guard else "differs"} if counts else {}

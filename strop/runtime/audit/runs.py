@@ -13,10 +13,11 @@ from strop.config.tree import Leaf
 from strop.runtime.audit.finding import Finding
 from strop.runtime.audit.here import why_not_here
 from strop.runtime.audit.outcome import Outcome
+from strop.runtime.audit.probe import probe_scorer
 from strop.runtime.audit.scenarios import SCENARIOS, SFT_SCENARIOS, Scenario
 from strop.runtime.audit.small import LEARNING_RATES, Values, is_of_reward, made_small, with_varied_rewards, write_data
 from strop.runtime.audit.variations import CAN_VARY, has_one_value, is_choice, other_values
-from strop.runtime.audit.workshop import supplied
+from strop.runtime.audit.workshop import function_of, supplied
 from strop.types import ConfigError, UserError
 
 Config = TrainConfig | SFTConfig
@@ -32,8 +33,8 @@ class _Trial(NamedTuple):
 class Runs:
     """Small runs of variants of one config; one that was made is not made again."""
 
-    def __init__(self, config: Config, folder: Path, made: dict[Any, Outcome] | None = None) -> None:
-        self.config, self.folder, self.root = config, folder, type(config)
+    def __init__(self, config: Config, folder: Path, server: str, made: dict[Any, Outcome] | None = None) -> None:
+        self.config, self.folder, self.server, self.root = config, folder, server, type(config)
         self.scenarios = SFT_SCENARIOS if isinstance(config, SFTConfig) else SCENARIOS
         self._made = {} if made is None else made
         self._given = self._small()
@@ -48,7 +49,7 @@ class Runs:
         now, refusal = tree.values(self.config), ""
         origins = {path: origin for path, origin in self.config.origins.items() if not origin.startswith("preset ")}
         set_here = {p: v for p, v in now.items() if any(path == p or path.startswith(f"{p}.") for path in origins)}
-        for small in made_small(self.config, self.folder):
+        for small in made_small(self.config, self.folder, self.server):
             for rate in LEARNING_RATES:
                 self._given = set_here | small | {"trainer.lr": rate}
                 try:
@@ -186,7 +187,7 @@ class Runs:
         except ConfigError as error:
             yield Finding(f"{table}.kind", kind, "audit", "refused", reason=str(error), variant=variant)
             return
-        runs = Runs(config, self.folder, self._made)
+        runs = Runs(config, self.folder, self.server, self._made)
         for path in tree.values(config):
             if path.startswith(f"{table}.") and path != f"{table}.kind" and is_meant(path, only):
                 yield replace(runs.examine(path), variant=variant)
@@ -276,6 +277,17 @@ class Runs:
             given = {p: v for p, v in given.items() if p != table and not p.startswith(f"{table}.")}
         if not is_of_reward(path):
             given = self._with_varied_rewards(given | changed)
+        table, _, name = path.rpartition(".")
+        if is_of_reward(path) and name in (
+            "per",
+            "weights",
+        ):  # a function that returns what the option says, or named rewards
+            now = tree.values(self.config) | given | changed
+            if name == "per" and scenario.run is probe_scorer:
+                now[path] = (
+                    "turn"  # of one turn a list of one number says the same as a number, if a list is what is taken
+                )
+            given = given | {f"{table}.function": function_of(now, table, self.folder, is_named=name == "weights")[0]}
         return make_config(self.root, {}, given | changed, file="audit.toml")
 
 

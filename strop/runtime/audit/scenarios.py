@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from strop.config import is_address
 from strop.runtime.audit.outcome import Outcome
 from strop.runtime.audit.probe import probe, probe_scorer, probe_sft
 from strop.runtime.audit.small import ENOUGH, NUM_STEPS, Values, data_tables, write_data
@@ -50,6 +51,18 @@ def _failing_scorer(now: Values, folder: Path) -> Values:
     names = {"function": "failing", "slime": "slime_failing"}
     kinds = {path.removesuffix(".kind"): kind for path, kind in now.items() if path.endswith("reward.kind")}
     return {f"{table}.function": f"{folder}/scorer.py:{names[kind]}" for table, kind in kinds.items() if kind in names}
+
+
+def _nothing_kept(now: Values, folder: Path) -> Values:
+    return {"filter.rollout": f"{folder}/scorer.py:keeps_nothing"} if _filters(now) else {}
+
+
+def _filters(now: Values) -> bool:
+    return bool(now["filter.equal_rewards"] or now["filter.group"] or now["filter.rollout"])
+
+
+def _few_prompts(now: Values, folder: Path) -> Values:
+    return {"data.max_prompts": 6}
 
 
 def _used_folder(now: Values, folder: Path) -> Values:
@@ -105,15 +118,24 @@ def _out_of_reach(now: Values, folder: Path) -> Values:
     return {path: 1e9 for path, value in now.items() if path.endswith("target") and value is not None}
 
 
+def _silent_teacher(now: Values, folder: Path) -> Values:
+    """The address of a teacher becomes a port that nobody listens at."""
+    is_remote = is_address(now["distillation.teacher"] or "")
+    return {"distillation.teacher": "http://127.0.0.1:1"} if is_remote else {}
+
+
 SCENARIOS = (
     Scenario("", _as_it_is),
     Scenario("targets that are never reached", _out_of_reach),
+    Scenario("a teacher's server that is not there", _silent_teacher),
     Scenario("made-up answers", _as_it_is, probe_scorer),
     Scenario("a scorer that fails", _failing_scorer, probe_scorer),
     Scenario("a broken line in data", _broken_line("data")),
     Scenario("a broken line in eval.data", _broken_line("eval.data")),
     Scenario("a broken line in eval.sets", _broken_line_of_sets),
     Scenario("a run in the folder already", _used_folder),
+    Scenario("a filter that keeps nothing", _nothing_kept),
+    Scenario("a few prompts, seen again and again", _few_prompts),
     Scenario("a tokenizer without a chat template", _no_template),
     Scenario("a larger run", _larger, is_larger=True),
 )

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from strop.config import SFTConfig, TrainConfig
 from strop.config.tree import leaf_of, leaves, values
+from strop.runtime.audit.small_parts import Values, before_the_loss, teachers
 from strop.runtime.audit.workshop import (
     CHARACTERS,
     COLUMNS,
@@ -20,7 +20,6 @@ from strop.runtime.audit.workshop import (
     write_prompts,
 )
 
-Values = dict[str, Any]  # path of an option to its value
 NUM_STEPS = 3
 LEARNING_RATES = (0.05, 0.005, 0.0005)  # so high that ratios leave 1, unless weights overflow then
 # Below these, other options find nothing to act on.
@@ -43,9 +42,13 @@ _MOST_IN_EVALUATION = {"max_response_tokens": 6, "num_samples": 2, "size": 6, "m
 _PROMPT_CHARACTERS = 8
 
 
-def made_small(config: TrainConfig | SFTConfig, folder: Path) -> Iterator[Values]:
-    """Ways to make a config small, of which a user's own rules may refuse some: what does not shorten comes last."""
+def made_small(config: TrainConfig | SFTConfig, folder: Path, server: str) -> Iterator[Values]:
+    """Ways to make a config small, of which a user's own rules may refuse some: what does not shorten comes last. `server`:
+    the address that stands for those of teachers."""
     fixed = _fixed(config, folder)
+    if isinstance(config, TrainConfig):
+        now = values(config)
+        fixed |= teachers(now, folder, server) | before_the_loss(now, fixed, folder)
     for total in (NUM_STEPS, 6, 8, 12):
         yield fixed | _steps(config, fixed, total)
 
@@ -109,7 +112,9 @@ def is_of_reward(path: str) -> bool:
 def with_varied_rewards(given: Values, now: Values, folder: Path) -> Values:
     """The same with a scorer under which samples of one prompt earn different rewards, whatever they say."""
     kept = {path: value for path, value in given.items() if not is_of_reward(path)}
-    (first, *_) = supplied("reward.function", now | {"reward.kind": "function"}, folder)
+    (first, *_) = supplied(
+        "reward.function", now | {"reward.kind": "function", "reward.per": "response", "reward.weights": {}}, folder
+    )
     return kept | {"reward.kind": "function", "reward.function": first}
 
 

@@ -20,6 +20,8 @@ from transformers.utils import logging
 
 COLUMNS = ("prompt_key", "label_key", "metadata_key", "source_key")
 DEMONSTRATION_COLUMNS = ("prompt_key", "response_key", "messages_key")
+SOURCES = ("even", "odd")  # of prompts
+TEACHERS = ("teacher", "other_teacher")
 CHARACTERS = "0123456789 .-+="
 _END = "{% if m['role'] == 'assistant' %}<eos>{% endif %}"
 _TEMPLATE = "{% for m in messages %}{{ m['role'][0] }}{{ m['content'] }}" + _END + "{% endfor %}"
@@ -29,63 +31,95 @@ from transformers import LlamaForCausalLM
 class OwnLlama(LlamaForCausalLM):
     pass
 """
+# score, named, score_token, named_token, score_turn, named_turn, the same with slime_ before them or _other behind, and two
+# that fail. All are async, and of those that score one rollout a call the score tells how many others run at the same time.
 _SCORER = """
+import asyncio
 import zlib
 
-def score(given):
-    return _each(given, _score)
+running = 0
 
-def score_other(given):
-    return _each(given, lambda rollout: _score(rollout, 1))
+async def _num_at_once():
+    global running
+    running += 1
+    await asyncio.sleep(0)
+    found = running
+    await asyncio.sleep(0)
+    running -= 1
+    return found
 
-def named(given):
-    return _each(given, _named)
+async def _score(given, named, per, salt=0):
+    more = await _num_at_once() / 1024
+    if isinstance(given, list):
+        return [_shaped(r, _of_rollout(r, salt) / 2, named, per) for r in given]
+    return _shaped(given, _of_rollout(given, salt) + more * (given.prompt.row % 4 > 0), named, per)
 
-def named_other(given):
-    return _each(given, lambda rollout: _named(rollout, 1))
+def _of_rollout(r, salt):
+    if r.prompt.row % 4 == 0:
+        return 1.0 + salt  # all samples of a group alike
+    return _number(r.tokens, r.sample, salt, r.prompt.metadata.get("a"))
 
-def failing(given):
+async def _slime_score(args, given, named, per, salt=0):
+    more = getattr(args, "audit", 0) + await _num_at_once() / 1024
+    if isinstance(given, list):
+        return [_shaped(s, _number(s.tokens, s.index, salt) / 2 + more, named, per) for s in given]
+    score = _number(given.tokens, given.index, salt) + more
+    if args.reward_key is None:
+        return _shaped(given, score, named, per)
+    return {"one": _shaped(given, score / 2, named, per), "two": _shaped(given, score / 2 + given.index % 3, named, per)}
+
+def _shaped(rollout, score, named, per):
+    num_tokens = sum(rollout.response_mask if hasattr(rollout, "response_mask") else rollout.loss_mask)
+    values = {"": score, "_turn": [score], "_token": [score] * num_tokens}[per]
+    return {"one": values, "two": score % 1.0 + len(rollout.tokens)} if named else values
+
+def _number(*seen):
+    return zlib.crc32(repr(seen).encode()) % 5 / 2
+
+def _function(named, per, other):
+    async def score(given):
+        return await _score(given, named, per, len(other) / 8)
+
+    async def slime_score(args, given):
+        return await _slime_score(args, given, named, per, len(other) / 8)
+
+    name = f"{named or 'score'}{per}{other}"
+    return {name: score, f"slime_{name}": slime_score}
+
+for _named in ("", "named"):
+    for _per in ("", "_turn", "_token"):
+        for _other in ("", "_other"):
+            globals().update(_function(_named, _per, _other))
+
+async def failing(given):
     for rollout in given if isinstance(given, list) else [given]:
         if rollout.sample == 0:
             raise ValueError("a scorer that fails")
-    return score(given)
-
-async def slime(args, given):
-    return _each(given, lambda sample: _of_slime(args, sample))
-
-async def slime_other(args, given):
-    return _each(given, lambda sample: _of_slime(args, sample, 1))
+    return await _score(given, "", "")
 
 async def slime_failing(args, given):
     raise ValueError("a scorer that fails")
 
-def _each(given, score):
-    # Of a list, half of it: whether a function was handed a list can be seen.
-    if not isinstance(given, list):
-        return score(given)
-    return [{k: v / 2 for k, v in s.items()} if isinstance(s, dict) else s / 2 for s in map(score, given)]
+def keeps_group(*given):
+    if len(given) == 1:
+        return given[0].prompt.row % 3 > 0
+    args, samples = given
+    return zlib.crc32(repr(samples[0].tokens).encode()) % 3 > getattr(args, "audit", 0)
 
-def _named(rollout, salt=0):
-    return {"one": _score(rollout, salt), "two": _score(rollout, salt) % 1.0 + rollout.sample}
+def keeps_rollout(rollout):
+    return rollout.sample > 0
 
-def _of_slime(args, sample, salt=0):
-    found = _hash(salt, sample.tokens, sample.index) + getattr(args, "audit", 0)
-    return {"one": found / 2, "two": found / 2 + sample.index % 3}
-
-def _score(rollout, salt=0):
-    return _hash(salt, rollout.tokens, rollout.sample, rollout.prompt.metadata.get("a"))
-
-def _hash(*seen):
-    return zlib.crc32(repr(seen).encode()) % 5 / 2
+def keeps_nothing(rollout):
+    return False
 """
 
 
 def write_workshop(folder: Path) -> None:
-    """Fill a folder with model/, other/ and plain/ (without a chat template), scorer.py, and files of prompts and of
+    """Fill a folder with model/, other/, plain/ (without a chat template), two teachers, scorer.py, and files of prompts and of
     demonstrations, two of each."""
     logging.disable_progress_bar()
     folder.mkdir(parents=True, exist_ok=True)
-    for place, name in enumerate(("model", "other")):
+    for place, name in enumerate(("model", "other", *TEACHERS)):
         _write_model(folder / name, seed=place)
     shutil.copytree(folder / "model", folder / "plain")
     for path in (folder / "plain").glob("chat_template*"):
@@ -108,18 +142,35 @@ def supplied(path: str, now: dict[str, Any], folder: Path) -> tuple[Any, ...]:
         file = table if (folder / f"{table}.{kind}").exists() else "eval.data" if table.startswith("eval.") else "data"
         return str(folder / f"{file}.{kind}"), str(folder / f"{file}-other.{kind}")
     if name == "function":
-        first = "slime" if kind == "slime" else "named" if now.get("algorithm.advantage.kind") == "gdpo" else "score"
-        return f"{folder}/scorer.py:{first}", f"{folder}/scorer.py:{first}_other"
+        return function_of(now, table, folder, is_named=False)
+    if name in ("teacher", "teachers"):
+        one, other = (str(folder / place) for place in TEACHERS)
+        return (one, other) if name == "teacher" else ({}, {SOURCES[0]: other}, dict.fromkeys(SOURCES, other))
+    if path in ("filter.group", "filter.rollout"):
+        return (f"{folder}/scorer.py:keeps_{name}",)
     of_name = {
         "path": (str(folder / "model"), str(folder / "other")),
         "folder": (str(folder / "run"), str(folder / "run-other")),
         "reward_key": ("one", "two"),
         "max_length_tokens": (7, 9),
+        "max_tokens_in_flight": (100, 700, 100_000),
+        "weights": ({}, {"one": 1.0, "two": 0.5}),
+        "source_weights": ({}, dict(zip(SOURCES, (1.0, 4.0), strict=True))),
         "name": ("chain_sum", "basic_arithmetic"),
         "options": ({}, {"max_terms": 2}),
         "stop_token_ids": ((), (3,), tuple(range(2, 2 + len(CHARACTERS)))),
     }
     return of_name.get(name, ())
+
+
+def function_of(now: dict[str, Any], table: str, folder: Path, *, is_named: bool) -> tuple[str, str]:
+    """Two functions that return what the options of a table take: named rewards, numbers per token or turn."""
+    kind, per = now.get(f"{table}.kind"), now.get(f"{table}.per", "response")
+    is_gdpo = now.get("algorithm.advantage.kind") == "gdpo" and table == "reward" and kind == "function"
+    name = "named" if is_named or is_gdpo or now.get(f"{table}.weights") else "score"
+    before, after = "slime_" if kind == "slime" else "", "" if per == "response" else f"_{per}"
+    first = f"{folder}/scorer.py:{before}{name}{after}"
+    return first, f"{first}_other"
 
 
 def write_prompts(path: Path, columns: dict[str, str], *, num_rows: int, broken: bool = False) -> None:
@@ -136,7 +187,7 @@ def _row(rng: random.Random, columns: dict[str, str], other: str) -> dict[str, A
         "prompt_key": f"{a}+{b}=",
         "label_key": rng.choice([str(a + b), f" {a}", str(b)]),
         "metadata_key": {"a": a},
-        "source_key": other + ("even" if a % 2 == 0 else "odd"),
+        "source_key": other + SOURCES[a % 2],
     }
     return {other + columns[name]: value for name, value in found.items()}
 

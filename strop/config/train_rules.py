@@ -1,0 +1,225 @@
+"""Rules between the tables of `strop train`: what does not fit, what cannot act beside what, what follows from what."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from strop.config import distillation
+from strop.config.advantage import NEEDS_GROUP, TAKES_TOKEN_REWARDS
+from strop.config.base import Derived, Idle, Problem
+from strop.config.critic import CriticOptions
+from strop.config.filtering import PerTokenPenaltyOptions, SoftOverlongOptions
+from strop.config.sampling import rewarded_per
+from strop.config.training import AdamWOptions
+
+if TYPE_CHECKING:
+    from strop.config.root import TrainConfig
+
+
+def problems(config: TrainConfig) -> Iterator[Problem]:
+    """Rules that span several tables and are broken."""
+    yield from _steps(config)
+    yield from _advantages(config)
+    yield from _rewards(config)
+    yield from _length_penalty(config)
+    yield from distillation.problems_beside(config)
+
+
+def _steps(config: TrainConfig) -> Iterator[Problem]:
+    prompts, updates = config.rollout.prompts_per_step, config.algorithm.updates_per_batch
+    if prompts % updates:
+        yield Problem(
+            "algorithm.updates_per_batch",
+            f"must divide rollout.prompts_per_step, got {updates} and {prompts}. "
+            f"With {prompts} prompts it may be {', '.join(map(str, _divisors(prompts)))}.",
+        )
+    alone, num_steps = config.critic.only_first_steps, config.run.num_steps
+    if alone >= num_steps:
+        yield Problem(
+            "critic.only_first_steps",
+            f"must be below run.num_steps, got {alone} and {num_steps}: the policy would never learn.",
+        )
+        return
+    batches, by_updates = f"run.num_steps = {num_steps}", f"x algorithm.updates_per_batch = {updates}"
+    learning = f"({batches} - critic.only_first_steps = {alone})" if alone else batches
+    yield from warmup_fits("trainer", config.trainer, config.num_optimizer_steps, f"{learning} {by_updates}")
+    if config.has_critic:
+        yield from warmup_fits("critic", config.critic, config.num_critic_steps, f"{batches} {by_updates}")
+
+
+def warmup_fits(table: str, options: AdamWOptions, num_optimizer_steps: int, product: str) -> Iterator[Problem]:
+    """A warmup that would outlast the run."""
+    if options.warmup_steps >= num_optimizer_steps:
+        yield Problem(
+            f"{table}.warmup_steps",
+            f"must be below the run's {num_optimizer_steps} optimizer steps ({product}), got {options.warmup_steps}.",
+        )
+
+
+def _advantages(config: TrainConfig) -> Iterator[Problem]:
+    """Where a teacher is listened to alone, no advantage is made of rewards."""
+    kind, group_size, policy_loss = (
+        config.algorithm.advantage.kind,
+        config.rollout.group_size,
+        config.algorithm.policy_loss,
+    )
+    if config.distillation.alone:
+        return
+    if group_size == 1 and kind in NEEDS_GROUP:
+        yield Problem(
+            "rollout.group_size",
+            f"must be 2 or more with algorithm.advantage.kind = {kind}, got 1: a sample that is its own baseline "
+            "has advantage 0, and nothing would be learned.",
+        )
+    if config.algorithm.advantage.kind == "pass_at_k" and config.algorithm.advantage.k >= group_size:
+        yield Problem(
+            "algorithm.advantage.k",
+            f"must be below rollout.group_size, got {config.algorithm.advantage.k} and {group_size}. "
+            "With one set of all rollouts every advantage is 0.",
+        )
+    per = rewarded_per(config.reward)
+    if policy_loss.needs_one_advantage and kind in TAKES_TOKEN_REWARDS and per != "response":
+        yield Problem(
+            "reward.per",
+            f"must be response with algorithm.policy_loss.kind = {policy_loss.kind}, got {per}: it is a "
+            f"loss of whole sequences, with one advantage each, and {kind} gives tokens the rewards that follow them.",
+        )
+
+
+def _rewards(config: TrainConfig) -> Iterator[Problem]:
+    if config.filter.equal_rewards and config.rollout.group_size == 1:
+        yield Problem(
+            "filter.equal_rewards",
+            "must be false with rollout.group_size = 1, got true: one reward equals itself, and no group would be left.",
+        )
+    if config.reward.kind == "dataset" and config.data.kind != "reasoning_gym":
+        yield Problem(
+            "reward.kind",
+            f"must not be dataset with data.kind = {config.data.kind}: that source has no scorer of its own. "
+            "Use exact, number, math or function.",
+        )
+    for name, own in config.eval.all_sets.items():
+        if own.data.kind == "reasoning_gym" or (own.reward or config.reward).kind != "dataset":
+            continue
+        table = f"eval.sets.{name}" if name else "eval"
+        advice = "Give it a reward of its own." if own.reward is None else f"Set another {table}.reward.kind."
+        if not name:
+            advice = "Make it a table [eval.sets.NAME], which may have a reward of its own."
+        yield Problem(
+            f"{table}.data.kind",
+            f"must be reasoning_gym where the reward is of kind dataset, got {own.data.kind}: that source has no "
+            f"scorer of its own. {advice}",
+        )
+
+
+def _length_penalty(config: TrainConfig) -> Iterator[Problem]:
+    penalty, limit = config.length_penalty, config.rollout.max_response_tokens
+    if isinstance(penalty, SoftOverlongOptions) and penalty.buffer_of(limit) > limit:
+        yield Problem(
+            "length_penalty.buffer_tokens",
+            f"must be at most rollout.max_response_tokens, got {penalty.buffer_tokens} and {limit}: the penalty grows over "
+            "the last tokens before that limit.",
+        )
+    if isinstance(penalty, PerTokenPenaltyOptions) and penalty.target_tokens >= limit:
+        yield Problem(
+            "length_penalty.target_tokens",
+            f"must be below rollout.max_response_tokens, got {penalty.target_tokens} and {limit}: no response would be "
+            "longer than the target.",
+        )
+    if penalty.kind != "none" and config.algorithm.advantage.kind == "pass_at_k":
+        yield Problem(
+            "length_penalty.kind",
+            f"must be none with algorithm.advantage.kind = pass_at_k, got {penalty.kind}: a reward that a penalty brings "
+            "below algorithm.advantage.success_reward would no longer count as a success.",
+        )
+
+
+def idle(config: TrainConfig) -> Iterator[Idle]:
+    """Options of one table that cannot act beside those of another."""
+    if not config.has_critic:
+        for name in CriticOptions.model_fields:
+            yield Idle(f"critic.{name}", "is only used when algorithm.advantage.kind = gae")
+    if not (config.algorithm.uses_old_logprobs or config.distillation.is_on):
+        kind = config.algorithm.policy_loss.kind
+        yield Idle("algorithm.old_logprobs", f"cannot act: policy_loss.kind = {kind} has no ratio")
+    if not config.filter.drops_groups:
+        yield Idle("rollout.prompts_per_round", "is only used with a filter, which may drop groups")
+    yield from distillation.idle_beside(config)
+
+
+def derived(config: TrainConfig) -> Iterator[Derived]:
+    """What options stand for that follow from another table."""
+    limit = config.rollout.max_response_tokens
+    if config.guards.max_logprob_gap is None:
+        yield Derived("guards.max_logprob_gap", config.max_logprob_gap, f"model.dtype = {config.model.dtype}")
+    for name, own in config.eval.all_sets.items() if config.eval.max_response_tokens is None else ():
+        if own.max_response_tokens is None:
+            table = f"eval.sets.{name}" if name else "eval"
+            yield Derived(f"{table}.max_response_tokens", limit, "rollout.max_response_tokens")
+    if config.filter.drops_groups and config.rollout.prompts_per_round is None:
+        yield Derived("rollout.prompts_per_round", config.rollout.round_size, "rollout.prompts_per_step")
+    if isinstance(config.length_penalty, SoftOverlongOptions) and config.length_penalty.buffer_tokens is None:
+        buffer = config.length_penalty.buffer_of(limit)
+        yield Derived("length_penalty.buffer_tokens", buffer, "rollout.max_response_tokens")
+    yield from distillation.derived_beside(config)
+
+
+def warnings(config: TrainConfig) -> Iterator[str]:
+    """Options that wait for a step the run does not have: allowed, since runs are shortened to try them."""
+    last = config.run.num_steps
+    for path, every, consequence in (
+        ("eval.every_steps", config.eval.every_steps, "the only evaluations are those before and after the run"),
+        (
+            "algorithm.kl.refresh_steps",
+            config.algorithm.kl.refresh_steps,
+            "no step learns against a refreshed reference",
+        ),
+    ):
+        if every >= last:
+            yield f"{path} = {every} is not below run.num_steps = {last}: {consequence}."
+    checkpoints = config.run.checkpoint_every_steps
+    if checkpoints > last:
+        yield (
+            f"run.checkpoint_every_steps = {checkpoints} is above run.num_steps = {last}: "
+            "the only checkpoint is the one at the end."
+        )
+    yield from _unreached(config)
+    yield from unreached_schedule(config.trainer, config.num_optimizer_steps)
+
+
+def _unreached(config: TrainConfig) -> Iterator[str]:
+    """What adapts or keeps over more steps than there are."""
+    last, every, keep = config.run.num_steps, config.run.checkpoint_every_steps, config.run.keep_checkpoints
+    kl = config.algorithm.kl
+    if last == 1 and kl.coef > 0 and kl.target is not None:
+        yield "algorithm.kl.target cannot act with run.num_steps = 1: the coefficient changes after the first batch."
+    if last == 1 and config.algorithm.entropy_target is not None:
+        yield "algorithm.entropy_target cannot act with run.num_steps = 1: the weight changes after the first batch."
+    num_checkpoints = -(-last // every) if every else 0
+    default = type(config.run).model_fields["keep_checkpoints"].default
+    if every and keep > num_checkpoints and keep != default:
+        yield (
+            f"run.keep_checkpoints = {keep} is above the {num_checkpoints} that the run makes (run.num_steps = {last}, "
+            f"run.checkpoint_every_steps = {every}): none is removed."
+        )
+
+
+def unreached_schedule(trainer: AdamWOptions, num_optimizer_steps: int) -> Iterator[str]:
+    """What of the optimizer needs a second step."""
+    if trainer.lr_schedule != "constant" and num_optimizer_steps - trainer.warmup_steps <= 1:
+        yield (
+            f"trainer.lr_schedule = {trainer.lr_schedule} is the same as constant: of the run's {num_optimizer_steps} "
+            "optimizer steps one comes after the warm-up, and has the peak."
+        )
+    for name in ("beta1", "beta2"):
+        value, default = getattr(trainer, name), type(trainer).model_fields[name].default
+        if num_optimizer_steps == 1 and value != default:
+            yield f"trainer.{name} = {value:g} cannot act in a run of one optimizer step: AdamW corrects the first one for it."
+
+
+def _divisors(number: int, most: int = 12) -> list[int]:
+    """The smallest divisors of a number."""
+    small = (n for n in range(1, min(number, 10_000) + 1) if number % n == 0)
+    return list(islice(small, most))
