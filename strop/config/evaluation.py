@@ -131,6 +131,7 @@ class EvalOptions(Options):
         for name, own in self.all_sets.items():
             table = f"sets.{name}." if name else ""
             yield Idle(f"{table}data.shuffle", "cannot act: an evaluation takes all prompts, whatever their order")
+            yield Idle(f"{table}data.source_weights", "cannot act: an evaluation takes each prompt once")
             if name and own.num_samples == 0:
                 for option in _OF_SAMPLES:
                     yield Idle(

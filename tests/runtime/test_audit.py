@@ -96,7 +96,10 @@ def test_every_option_there_is_acts_somewhere_and_none_is_accepted_without_actin
     silent = set(tree.paths(TrainConfig)) - acting
     # An evaluation takes all prompts, whatever their order; [data] has the option from the same class. A critic and named
     # sets have tests of their own.
-    assert {path for path in silent if not path.startswith(("critic.", "eval.sets."))} == {"eval.data.shuffle"}
+    assert {path for path in silent if not path.startswith(("critic.", "eval.sets."))} == {
+        "eval.data.shuffle",
+        "eval.data.source_weights",
+    }
 
 
 def test_every_option_of_strop_sft_acts():
@@ -124,7 +127,7 @@ def test_every_option_of_a_named_set_of_held_out_prompts_acts_or_is_refused():
     assert {path for path in findings if not path.startswith("eval.sets.aime-24.")} == set()
     assert failures(findings.values()) == []
     silent = {path.rpartition(".")[2] for path, f in findings.items() if f.verdict not in ("acts", "one value")}
-    assert silent == {"shuffle"}  # an evaluation takes all prompts, whatever their order
+    assert silent == {"shuffle", "source_weights"}  # an evaluation takes all prompts once, whatever their order
 
 
 def test_the_command_prints_what_moved_and_ends_well(small):
@@ -209,13 +212,10 @@ def test_values_that_only_the_user_s_model_and_data_fit_are_replaced():
 
 
 def test_a_small_run_that_fails_by_itself_is_an_error_of_the_audit_with_its_cause(small):
-    """The dataset's own scorer cannot score held-out prompts from a file."""
-    text = '[model]\npath = "m"\n[data]\nkind = "reasoning_gym"\nname = "chain_sum"\n[reward]\nkind = "dataset"\n'
-    path = small.folder / "fails.toml"
-    path.write_text(text + '[eval.data]\nkind = "jsonl"\npath = "held_out.jsonl"\n')
-    done = strop("audit", path, "--only", "reward.on_error")
+    """The config's own scorer gives one number, and gdpo needs several."""
+    done = strop("audit", small.exact, "--algorithm.advantage.kind", "gdpo", "--only", "reward.strip")
     assert done.code == 2
-    assert "its own small run of this config ends with an error: reward.kind must not be dataset" in done.err
+    assert "its own small run of this config ends with an error: algorithm.advantage.kind = gdpo needs" in done.err
     assert "DEAD" not in done.out
 
 

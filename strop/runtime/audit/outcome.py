@@ -16,12 +16,12 @@ _OF_LOGPROBS = 1e-3  # in nats: log-probabilities follow the weights, whose roun
 
 # Parts that change for many reasons count only for the options whose meaning they are.
 _ONLY_FOR = {
-    "metrics": ("source_key",),
+    "metrics": ("source_key", "success_reward"),
     "forward passes": ("max_sequences", "max_tokens_per_micro_batch", "layout", "max_tokens_in_flight"),
     "threads": ("num_threads",),
 }
 
-_MEAN_ERRORS = ("request_timeout_s", "num_retries")  # options that say when a run gives up
+_MEAN_ERRORS = ("request_timeout_s", "num_retries", "max_rounds")  # options that say when a run gives up
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ ENOUGH = {
 }
 _MOST = {
     "rollout.max_response_tokens": 6,
-    "rollout.group_size": 4,
+    "rollout.group_size": 6,
     "algorithm.updates_per_batch": 3,
     "algorithm.advantage.k": 2,
     "data.size": 24,
@@ -62,6 +62,8 @@ def _fixed(config: TrainConfig | SFTConfig, folder: Path) -> Values:
         prompts = 4 if now["rollout.group_size"] > 1 else 4 * updates
         changed["rollout.prompts_per_step"] = updates * -(-prompts // updates)
         changed["guards.max_logprob_gap"] = float("inf")
+    if isinstance(config, TrainConfig) and config.has_critic:
+        changed["critic.lr"] = LEARNING_RATES[0]
     changed |= {"model.path": str(folder / "model"), "run.folder": str(folder / "run")}
     changed["trainer.num_threads"] = 1  # of a model this small more threads only wait for one another
     if now["model.device"] != "auto":
