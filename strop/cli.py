@@ -146,21 +146,25 @@ def explain(config: Path, is_sft: bool, diff: Path | None, flags: tuple[str, ...
 
 @cli.command(context_settings=_ANY_FLAGS, epilog=_OPTIONS_HELP)
 @click.argument("config", type=click.Path(path_type=Path))
+@click.option("--sft", "is_sft", is_flag=True, help="CONFIG is one of strop sft.")
 @click.option("--all", "every_kind", is_flag=True, help="Look at every other kind of every table too.")
 @click.option("--only", default="", metavar="TABLE", help="Look at one table, such as algorithm, or at one option.")
 @_with_flags
-def audit(config: Path, every_kind: bool, only: str, flags: tuple[str, ...]) -> None:
+def audit(config: Path, is_sft: bool, every_kind: bool, only: str, flags: tuple[str, ...]) -> None:
     """Turn every option, one at a time, and show what each moves.
 
-    Small runs on made-up prompts and scores go through the real objective, trainer and loop; neither your model nor your
-    data is touched. Exit code 1 if there is an option that moves nothing.
+    CONFIG may be a run folder. Small runs on made-up prompts and scores go through the real objective, trainer and loop;
+    neither your model nor your data is touched. Exit code 1 if there is an option that moves nothing, or one that could not
+    be tried.
     """
-    loaded = _load(config, flags, "train")
+    loaded = _load(_config_of(config), flags, "sft" if is_sft else "train")
     from strop.config.tree import values
     from strop.observe.console import TerminalConsole
-    from strop.observe.tables import print_audit
+    from strop.observe.tables import audit_summary, print_audit
+    from strop.runtime.audit import FAILURES, check_only
     from strop.runtime.audit import audit as examine
 
+    check_only(loaded, only, every_kind)
     interrupts.check()
 
     console, findings = TerminalConsole(title="audit"), []
@@ -168,15 +172,14 @@ def audit(config: Path, every_kind: bool, only: str, flags: tuple[str, ...]) -> 
         for finding in examine(loaded, every_kind=every_kind, only=only):
             findings.append(finding)
             console.advance(len(findings))
-    if not findings:
-        raise UserError(f"--only must name a table or an option of this config, got {only!r}.")
     print_audit(findings)
-    dead = [f for f in findings if f.verdict == "DEAD"]
-    acting = sum(f.verdict == "acts" for f in findings)
-    click.echo(f"{len(findings)} options: {acting} act, {len(dead)} dead, the others are refused or have one value.")
-    if dead:
-        names = ", ".join(dict.fromkeys(f"{f.path} ({f.variant})" if f.variant else f.path for f in dead))
-        click.secho(f"stopped: these options move nothing: {names}", fg="red", err=True)
+    click.echo(audit_summary(findings))
+    for verdict, what in zip(FAILURES, ("move nothing", "could not be tried"), strict=True):
+        failed = [f for f in findings if f.verdict == verdict]
+        if failed:
+            names = ", ".join(dict.fromkeys(f"{f.path} ({f.variant})" if f.variant else f.path for f in failed))
+            click.secho(f"stopped: these options {what}: {names}", fg="red", err=True)
+    if any(f.verdict in FAILURES for f in findings):
         sys.exit(1)
 
 

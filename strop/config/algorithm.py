@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from strop.config.advantage import NEEDS_CRITIC, TAKES_TOKEN_KL, AdvantageOptions, GroupAdvantageOptions
-from strop.config.base import Idle, Options, Problem
+from strop.config.base import Idle, Options, Problem, not_negligible
 from strop.config.policy_loss import PolicyLossOptions, PPOClipOptions
 
 Level = Literal["token", "sequence_sum", "sequence_mean"]
@@ -41,6 +41,7 @@ class KLOptions(Options):
     )
 
     def problems(self) -> Iterator[Problem]:
+        yield from not_negligible("coef", self.coef)
         if self.coef > 0 and self.kind == "k1" and self.place == "loss" and not self.unbiased:
             yield Problem(
                 "kind",
@@ -127,6 +128,7 @@ class AlgorithmOptions(Options):
     veto_ratio: float | None = Field(
         default=None,
         ge=1e-8,
+        lt=1,
         description="Leave out sequences in which one token's trainer-to-sampler ratio is below; none: never.",
     )
     opsm_delta: float | None = Field(
@@ -146,7 +148,9 @@ class AlgorithmOptions(Options):
         gt=0,
         description="Raise the entropy's weight while entropy is below this, in nats, else lower it; none: fixed.",
     )
-    entropy_step: float = Field(default=0.005, gt=0, description="By how much the entropy's weight changes per batch.")
+    entropy_step: float = Field(
+        default=0.005, ge=1e-12, description="By how much the entropy's weight changes per batch."
+    )
     reduction: Literal["token_mean", "sequence_mean", "prompt_mean", "constant_length"] = Field(
         default="token_mean",
         description="How the loss of a step is averaged; constant_length divides by rollout.max_response_tokens.",
@@ -182,6 +186,7 @@ class AlgorithmOptions(Options):
         return self.policy_loss.has_ratio or self.opsm_delta is not None or self.kl.unbiased or kl_in_reward
 
     def problems(self) -> Iterator[Problem]:
+        yield from not_negligible("entropy_coef", self.entropy_coef)
         if self.old_logprobs == "rollout":
             for name, value in (("correction.kind", self.correction.kind), ("veto_ratio", self.veto_ratio)):
                 if value not in ("none", None):

@@ -44,6 +44,17 @@ class Derived(NamedTuple):
     source: str  # the option, or what else it follows from
 
 
+LEAST_COEFFICIENT = 1e-12  # less is lost beside anything else in float32
+
+
+def not_negligible(key: str, value: float) -> Iterator[Problem]:
+    """The rule of a coefficient that is either 0 or does something."""
+    if 0 < abs(value) < LEAST_COEFFICIENT:
+        yield Problem(
+            key, f"must be 0 or at least {LEAST_COEFFICIENT:g} in size, got {value:g}: less rounds to nothing. Set 0."
+        )
+
+
 class Options(BaseModel):
     """Frozen, typed, and closed: unknown keys are errors. "none" in a file or on the command line means None; true and
     false are no numbers, and neither is a number infinite unless its field says so."""

@@ -16,7 +16,7 @@ class CriticOptions(AdamWOptions):
         description="A folder to begin from: critic/ of another run, or a language model whose body gets a new value head; "
         "none means a copy of the policy's body with a new head.",
     )
-    lr: float = Field(default=1e-5, gt=0, description="Peak learning rate.")
+    lr: float = Field(default=1e-5, ge=1e-12, description="Peak learning rate.")
     eps_clip_value: float | None = Field(
         default=0.2,
         gt=0,

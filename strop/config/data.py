@@ -29,6 +29,10 @@ class _PromptOptions(Options):
         if self.source_weights and not any(self.source_weights.values()):
             yield Problem("source_weights", "must have a weight above 0, got none: no prompt would be sampled.")
 
+    def idle(self) -> Iterator[Idle]:
+        if self.max_prompts == 1:
+            yield Idle("shuffle", "cannot act with max_prompts = 1: there is one prompt to order")
+
 
 class _FileOptions(_PromptOptions):
     path: str = Field(description="The file.")
@@ -70,6 +74,13 @@ class ReasoningGymOptions(_PromptOptions):
     options: dict[str, Any] = Field(
         default_factory=dict, description="Further settings of the dataset, by its own names."
     )
+
+    def idle(self) -> Iterator[Idle]:
+        yield Idle("source_weights", "cannot act: all tasks are of one source, the dataset")
+        if self.size == 1:
+            yield Idle("shuffle", "cannot act with size = 1: there is one prompt to order")
+        else:
+            yield from super().idle()
 
 
 DataOptions = Annotated[JSONLOptions | ParquetOptions | ReasoningGymOptions, Field(discriminator="kind")]

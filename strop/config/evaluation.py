@@ -29,7 +29,7 @@ class EvalSetOptions(Options):
         default=None, ge=0, description="Sampled answers to each prompt; 0 means none, none means as [eval]."
     )
     temperature: float | None = Field(
-        default=None, gt=0, description="Temperature of the sampled answers; none means as [eval]."
+        default=None, ge=1e-3, description="Temperature of the sampled answers; none means as [eval]."
     )
     top_p: float | None = Field(
         default=None,
@@ -56,7 +56,7 @@ class EvalOptions(Options):
     )
     greedy: bool = Field(default=True, description="Score the greedy answer to each prompt.")
     num_samples: int = Field(default=1, ge=0, description="Sampled answers to each prompt; 0 means none.")
-    temperature: float = Field(default=1.0, gt=0, description="Temperature of the sampled answers.")
+    temperature: float = Field(default=1.0, ge=1e-3, description="Temperature of the sampled answers.")
     top_p: float = Field(
         default=1.0, gt=0, le=1, description="Keep the likeliest tokens up to this probability; 1 keeps all."
     )
@@ -131,6 +131,7 @@ class EvalOptions(Options):
         for name, own in self.all_sets.items():
             table = f"sets.{name}." if name else ""
             yield Idle(f"{table}data.shuffle", "cannot act: an evaluation takes all prompts, whatever their order")
+            yield Idle(f"{table}data.source_weights", "cannot act: an evaluation takes each prompt once")
             if name and own.num_samples == 0:
                 for option in _OF_SAMPLES:
                     yield Idle(
@@ -149,6 +150,8 @@ class EvalOptions(Options):
                 yield Idle(option, f"cannot act: every set has a {option} of its own")
             elif option in _OF_SAMPLES and all(own.num_samples == 0 for own in takers):
                 yield Idle(option, "is only used for sampled answers, and eval.num_samples = 0")
+            elif option in ("temperature", "top_p") and all(own.top_k == 1 for own in takers):
+                yield Idle(option, "cannot act with eval.top_k = 1: the likeliest token is taken each time")
 
 
 def metric_prefix(set_name: str) -> str:

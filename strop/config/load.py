@@ -57,10 +57,14 @@ def load_config(path: str | Path, overrides: Mapping[str, Any] | None = None, *,
         config = make_config(root, file_values, overrides or {}, file=str(path), text=text, is_eval=command == "eval")
     except ConfigError:
         telling = _option_of_the_other(root, file_values)
-        if telling is None:
+        if telling is not None:
+            telling = f"{telling} is an option of it alone"
+        elif "kind" not in _table(file_values, "data") and _is_whole(_other(root), file_values):
+            telling = "it has all that one needs, and lacks what this command does"
+        else:
             raise
         owner, advice = _OTHER_COMMAND[command]
-        message = f"{path} is a config of {owner}: {telling} is an option of it alone. {advice}"
+        message = f"{path} is a config of {owner}: {telling}. {advice}"
         raise ConfigError(message) from None
     recorded = recorded_origins(text)
     if recorded is not None:
@@ -75,17 +79,30 @@ def _as_recorded(origins: dict[str, str], file: str, recorded: dict[str, str]) -
     return own | since
 
 
+def _other(root: type[RootConfig]) -> type[RootConfig]:
+    return TrainConfig if root is SFTConfig else SFTConfig
+
+
+def _is_whole(root: type[RootConfig], file_values: dict[str, Any]) -> bool:
+    """Is this the config of another command, as it stands?"""
+    try:
+        make_config(root, file_values, {}, file="")
+    except ConfigError:
+        return False
+    return True
+
+
 # command -> the other command whose config it may have been given, and what to do then
 _OTHER_COMMAND: dict[Command, tuple[str, str]] = {
-    "train": ("strop sft", "Use strop sft, or strop explain --sft."),
+    "train": ("strop sft", "Use strop sft, or strop explain --sft and strop audit --sft."),
     "eval": ("strop sft", "strop eval takes one of strop train; its --model.path may name what strop sft wrote."),
-    "sft": ("strop train", "Use strop train, or strop explain without --sft."),
+    "sft": ("strop train", "Use strop train, or strop explain and strop audit without --sft."),
 }
 
 
 def _option_of_the_other(root: type[RootConfig], file_values: dict[str, Any]) -> str | None:
     """An option of the file that only the other command has, if it has none that only this one has."""
-    other = TrainConfig if root is SFTConfig else SFTConfig
+    other = _other(root)
     given = [tree.general(TrainConfig, path) for path, _ in tree.flatten(file_values)]
     ours, theirs = set(tree.paths(root)), set(tree.paths(other))
     if any(path in ours - theirs for path in given):

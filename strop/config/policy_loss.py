@@ -69,7 +69,7 @@ class CISPOOptions(PolicyLossBase):
     why_not: ClassVar[dict[str, str]] = {"eps_clip_c": "cispo has no lower branch to cap"}
     kind: Literal["cispo"] = "cispo"
     eps_clip: float = Field(
-        default=1.0, ge=0, description="Distance of the weight's lower bound from 1; 1.0 means no lower bound."
+        default=1.0, ge=0, le=1, description="Distance of the weight's lower bound from 1; 1.0 means no lower bound."
     )
     eps_clip_high: float = Field(default=4.0, ge=0, description="Distance of the weight's upper bound from 1.")
 
@@ -206,7 +206,7 @@ class KLCovOptions(PolicyLossBase):
         le=1,
         description="Share of a step's tokens that is held, at least one; 2e-3 for small models.",
     )
-    cov_kl_coef: float = Field(default=1.0, gt=0, description="How strongly they are held.")
+    cov_kl_coef: float = Field(default=1.0, ge=1e-12, description="How strongly they are held.")
 
 
 class TOPROptions(PolicyLossBase):

@@ -61,8 +61,15 @@ def _words(kind: Any) -> str:
     if get_origin(kind) is Literal:
         return " | ".join(map(str, get_args(kind)))
     if get_origin(kind) is tuple:
-        return "list of whole numbers"
+        return f"list of {_plural(get_args(kind)[0])}"
     return "table" if get_origin(kind) is dict else _NOUNS.get(kind, "table")
+
+
+def _plural(kind: Any) -> str:
+    """Of the entries of a list."""
+    if hasattr(kind, "__metadata__"):
+        return _plural(get_args(kind)[0])
+    return {int: "whole numbers", float: "numbers", str: "texts"}.get(kind, _words(kind))
 
 
 def _bounds(leaf: Leaf) -> Iterator[str]:

@@ -164,3 +164,4 @@ class SFTConfig(RootConfig):
         ):
             if every > num_steps:
                 yield f"{path} = {every} is above {limit}: {consequence}."
+        yield from train_rules.unreached_schedule(self.trainer, num_steps)

@@ -16,7 +16,10 @@ class RolloutOptions(Options):
     prompts_per_step: int = Field(default=32, ge=1, le=100_000, description="Prompts in a batch of rollouts.")
     group_size: int = Field(default=8, ge=1, le=100_000, description="Samples per prompt.")
     temperature: float = Field(
-        default=1.0, gt=0, description="Sampling temperature; the trainer's log-probabilities use it too."
+        default=1.0,
+        ge=1e-3,
+        description="Sampling temperature; the trainer's log-probabilities use it too. Below 0.001 the rounding of float32 "
+        "logits would decide.",
     )
     max_response_tokens: int = Field(
         default=256, ge=1, description="Length limit of a response in tokens, the end token included."

@@ -168,13 +168,55 @@ def derived(config: TrainConfig) -> Iterator[Derived]:
 
 def warnings(config: TrainConfig) -> Iterator[str]:
     """Options that wait for a step the run does not have: allowed, since runs are shortened to try them."""
+    last = config.run.num_steps
     for path, every, consequence in (
         ("eval.every_steps", config.eval.every_steps, "the only evaluations are those before and after the run"),
-        ("run.checkpoint_every_steps", config.run.checkpoint_every_steps, "the only checkpoint is the one at the end"),
-        ("algorithm.kl.refresh_steps", config.algorithm.kl.refresh_steps, "the reference is never refreshed"),
+        (
+            "algorithm.kl.refresh_steps",
+            config.algorithm.kl.refresh_steps,
+            "no step learns against a refreshed reference",
+        ),
     ):
-        if every > config.run.num_steps:
-            yield f"{path} = {every} is above run.num_steps = {config.run.num_steps}: {consequence}."
+        if every >= last:
+            yield f"{path} = {every} is not below run.num_steps = {last}: {consequence}."
+    checkpoints = config.run.checkpoint_every_steps
+    if checkpoints > last:
+        yield (
+            f"run.checkpoint_every_steps = {checkpoints} is above run.num_steps = {last}: "
+            "the only checkpoint is the one at the end."
+        )
+    yield from _unreached(config)
+    yield from unreached_schedule(config.trainer, config.num_optimizer_steps)
+
+
+def _unreached(config: TrainConfig) -> Iterator[str]:
+    """What adapts or keeps over more steps than there are."""
+    last, every, keep = config.run.num_steps, config.run.checkpoint_every_steps, config.run.keep_checkpoints
+    kl = config.algorithm.kl
+    if last == 1 and kl.coef > 0 and kl.target is not None:
+        yield "algorithm.kl.target cannot act with run.num_steps = 1: the coefficient changes after the first batch."
+    if last == 1 and config.algorithm.entropy_target is not None:
+        yield "algorithm.entropy_target cannot act with run.num_steps = 1: the weight changes after the first batch."
+    num_checkpoints = -(-last // every) if every else 0
+    default = type(config.run).model_fields["keep_checkpoints"].default
+    if every and keep > num_checkpoints and keep != default:
+        yield (
+            f"run.keep_checkpoints = {keep} is above the {num_checkpoints} that the run makes (run.num_steps = {last}, "
+            f"run.checkpoint_every_steps = {every}): none is removed."
+        )
+
+
+def unreached_schedule(trainer: AdamWOptions, num_optimizer_steps: int) -> Iterator[str]:
+    """What of the optimizer needs a second step."""
+    if trainer.lr_schedule != "constant" and num_optimizer_steps - trainer.warmup_steps <= 1:
+        yield (
+            f"trainer.lr_schedule = {trainer.lr_schedule} is the same as constant: of the run's {num_optimizer_steps} "
+            "optimizer steps one comes after the warm-up, and has the peak."
+        )
+    for name in ("beta1", "beta2"):
+        value, default = getattr(trainer, name), type(trainer).model_fields[name].default
+        if num_optimizer_steps == 1 and value != default:
+            yield f"trainer.{name} = {value:g} cannot act in a run of one optimizer step: AdamW corrects the first one for it."
 
 
 def _divisors(number: int, most: int = 12) -> list[int]:

@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from strop.config.base import Idle, Options, Problem
+from strop.config.base import Idle, Options, Problem, not_negligible
 
 
 class ModelOptions(Options):
@@ -35,12 +35,14 @@ class TorchEngineOptions(Options):
 class AdamWOptions(Options):
     """AdamW and its learning rate. Schedules count optimizer steps."""
 
-    lr: float = Field(default=1e-6, gt=0, description="Peak learning rate.")
+    lr: float = Field(default=1e-6, ge=1e-12, description="Peak learning rate.")
     lr_schedule: Literal["constant", "linear", "cosine"] = Field(
         default="constant", description="From the peak to 0 over the run, or constant."
     )
     warmup_steps: int = Field(
-        default=0, ge=0, description="Optimizer steps over which the learning rate rises from 0 to its peak."
+        default=0,
+        ge=0,
+        description="Optimizer steps over which the learning rate rises to its peak: of n, step k has k/n of it.",
     )
     beta1: float = Field(default=0.9, ge=0, lt=1, description="AdamW's decay of the first moment.")
     beta2: float = Field(default=0.95, ge=0, lt=1, description="AdamW's decay of the second moment.")
@@ -48,10 +50,13 @@ class AdamWOptions(Options):
     weight_decay: float = Field(default=0.0, ge=0, description="AdamW's decoupled weight decay.")
     max_grad_norm: float = Field(
         default=1.0,
-        gt=0,
+        ge=1e-9,
         allow_inf_nan=True,
         description="Gradients are scaled down to this global norm; inf means never.",
     )
+
+    def problems(self) -> Iterator[Problem]:
+        yield from not_negligible("weight_decay", self.weight_decay)
 
 
 class TorchTrainerOptions(AdamWOptions):
@@ -74,11 +79,15 @@ class TorchTrainerOptions(AdamWOptions):
         description="CPU threads of torch; none, or more than there are cores, means all that this process may use.",
     )
 
+    def warnings(self) -> Iterator[str]:
+        if self.warmup_steps == 1 and self.lr_schedule == "constant":
+            yield "trainer.warmup_steps = 1 is the same as 0: the only step of the warm-up has the whole learning rate."
+
 
 class SFTTrainerOptions(TorchTrainerOptions):
     """AdamW in this process, with the learning rate that imitation usually takes."""
 
-    lr: float = Field(default=1e-5, gt=0, description="Peak learning rate.")
+    lr: float = Field(default=1e-5, ge=1e-12, description="Peak learning rate.")
 
 
 class GuardOptions(Options):

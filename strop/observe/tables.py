@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
@@ -46,7 +47,7 @@ def print_audit(findings: Sequence[Any]) -> None:
         title = f"with {variant}" if variant else None
         table = Table(box=None, pad_edge=False, header_style="bold", title=title, title_justify="left")
         table.add_column("option", no_wrap=True, min_width=38)
-        for name in ("value", "tried", "loss", "update", "and", ""):
+        for name in ("value", "tried", "what moved", ""):
             table.add_column(name, overflow="fold")
         for finding in group:
             table.add_row(*_audit_row(finding))
@@ -54,18 +55,30 @@ def print_audit(findings: Sequence[Any]) -> None:
 
 
 def _audit_row(f: Any) -> tuple[str, ...]:
-    others = [name for name in f.changes if name not in ("loss", "update")]
+    moved = [name if how == "differs" else f"{name} {how}" for name, how in f.changes.items()]
     where = f" (in {f.scenario})" if f.scenario else ""
-    style = {"acts": "green", "DEAD": "bold red"}.get(f.verdict, "dim")
+    more = f", and {len(moved) - 4} more" if len(moved) > 4 else ""
+    style = {"acts": "green", "DEAD": "bold red", "not tried": "bold red"}.get(f.verdict, "dim")
     return (
         f"[{'dim' if f.origin == 'default' else 'bold'}]{f.path}[/]",
         escape(_short(f.value)),
-        escape(", ".join(_short(v) for v in f.tried[-3:])),
-        f.changes.get("loss", ""),
-        f.changes.get("update", ""),
-        escape(f.reason.partition(". ")[0] or ", ".join(others[:3]) + where),
+        escape(", ".join(_short(v) for v in f.tried[:3])),
+        escape(_first_sentence(f.reason) or ", ".join(moved[:4]) + more + where),
         f"[{style}]{f.verdict}[/]",
     )
+
+
+def _first_sentence(text: str) -> str:
+    return text.partition("\n")[0].partition(". ")[0]
+
+
+def audit_summary(findings: Sequence[Any]) -> str:
+    """How many options came to which verdict."""
+    counts = Counter(f.verdict for f in findings)
+    names = {"acts": "act", "DEAD": "dead", "refused": "refused beside the others", "one value": "with one value"}
+    told = [f"{counts.pop(v, 0)} {names[v]}" for v in ("acts", "DEAD")]
+    told += [f"{count} {names.get(verdict, verdict)}" for verdict, count in sorted(counts.items())]
+    return f"{len(findings)} options: {', '.join(told)}."
 
 
 def _short(value: Any, width: int = 24) -> str:

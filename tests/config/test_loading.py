@@ -518,5 +518,5 @@ def test_values_that_were_handed_in_are_left_as_they_were():
     values = {"model": {"path": "m"}, "data": {"kind": "jsonl", "path": "d"}, "reward": {"kind": "exact"}}
     values["algorithm"] = {"preset": "cispo", "policy_loss": {"eps_clip_high": 3.0}, "updates_per_batch": 2}
     before = repr(values)
-    make_config(TrainConfig, values, {"eps_clip": 1.5}, file="f")
+    make_config(TrainConfig, values, {"eps_clip": 0.5}, file="f")
     assert repr(values) == before

@@ -164,7 +164,7 @@ RESOLVED = {
         reward={"kind": "dataset"},
     ),
     "a function": lambda: make(reward={"kind": "function", "function": "a.b:c", "batched": True}),
-    "small and large numbers": lambda: make(flags=["--lr=3e-300", "--std-eps=1e-06", "--coef=1e22"]),
+    "small and large numbers": lambda: make(flags=["--adam-eps=3e-300", "--std-eps=1e-06", "--coef=1e22"]),
     "sft": lambda: sft(),
     "sft with a trainer": lambda: sft(trainer={"warmup_steps": 3}),
 }

@@ -2,12 +2,14 @@
 
 import json
 import tomllib
+from typing import Annotated
 
 import jsonschema
 import pytest
+from pydantic import Field
 
-from strop.config import SFTConfig, TrainConfig, tree
-from strop.config.reference import entries, json_schema, search
+from strop.config import Options, SFTConfig, TrainConfig, tree
+from strop.config.reference import entries, json_schema, search, takes
 
 ROOTS = [TrainConfig, SFTConfig]
 
@@ -110,3 +112,11 @@ def examples():
         TrainConfig: [root / "quickstart/cispo.toml", root / "smollm2-sums/config.toml"],
         SFTConfig: [root / "quickstart/sft.toml"],
     }
+
+
+def test_a_list_says_what_its_entries_are():
+    class Lists(Options):
+        names: tuple[str, ...] = Field(default=(), description="Names.")
+        ids: tuple[Annotated[int, Field(ge=0)], ...] = Field(default=(), description="Ids.")
+
+    assert [takes(leaf) for leaf in tree.leaves(Lists)] == ["list of texts", "list of whole numbers"]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from strop.config import TrainConfig, load_config, make_config, tree
+from strop.config import SFTConfig, TrainConfig, load_config, make_config, tree
 from strop.types import ConfigError
 
 TRAIN = {"model": {"path": "m"}, "data": {"kind": "jsonl", "path": "d"}, "reward": {"kind": "exact"}}
@@ -19,18 +19,105 @@ def warnings_of(config):
 
 
 WAITING = [
-    ({"eval.data": {"kind": "jsonl", "path": "e"}}, "eval.every_steps", "before and after"),
-    ({}, "run.checkpoint_every_steps", "the one at the end"),
-    ({"algorithm.kl.coef": 0.1}, "algorithm.kl.refresh_steps", "never refreshed"),
+    # option, the first value of which the run of 20 steps sees nothing, and what is said then
+    ({"eval.data": {"kind": "jsonl", "path": "e"}}, "eval.every_steps", 20, "before and after"),
+    ({}, "run.checkpoint_every_steps", 21, "the one at the end"),
+    ({"algorithm.kl.coef": 0.1}, "algorithm.kl.refresh_steps", 20, "no step learns against a refreshed reference"),
 ]
 
 
-@pytest.mark.parametrize("more, option, consequence", WAITING)
-def test_an_option_that_waits_for_a_step_after_the_last_is_warned_of_with_both_values(more, option, consequence):
-    (text,) = warnings_of(make({**more, option: 21, "run.num_steps": 20}))
-    assert text.startswith(f"{option} = 21 is above run.num_steps = 20: ")
+@pytest.mark.parametrize("more, option, first, consequence", WAITING)
+def test_an_option_that_waits_for_a_step_after_the_last_is_warned_of_with_both_values(more, option, first, consequence):
+    (text,) = warnings_of(make({**more, option: first, "run.num_steps": 20}))
+    assert text.startswith(f"{option} = {first} is ")
+    assert "run.num_steps = 20: " in text
     assert consequence in text
-    assert warnings_of(make({**more, option: 20, "run.num_steps": 20})) == []
+    assert warnings_of(make({**more, option: first - 1, "run.num_steps": 20})) == []
+
+
+TOO_SHORT = [
+    # what cannot act in so short a run, the run, and one that is long enough
+    ({"trainer.lr_schedule": "cosine"}, {"run.num_steps": 1}, {"run.num_steps": 2}),
+    ({"trainer.lr_schedule": "linear", "trainer.warmup_steps": 3}, {"run.num_steps": 4}, {"run.num_steps": 5}),
+    ({"trainer.beta1": 0.5}, {"run.num_steps": 1}, {"run.num_steps": 2}),
+    ({"trainer.beta2": 0.5}, {"run.num_steps": 1}, {"run.num_steps": 2}),
+    ({"trainer.warmup_steps": 1}, {}, {"trainer.lr_schedule": "linear"}),
+    ({"algorithm.kl.target": 0.1, "algorithm.kl.coef": 0.1}, {"run.num_steps": 1}, {"run.num_steps": 2}),
+    ({"algorithm.entropy_target": 1.0}, {"run.num_steps": 1}, {"run.num_steps": 2}),
+    ({"run.keep_checkpoints": 5, "run.checkpoint_every_steps": 25}, {"run.num_steps": 100}, {"run.num_steps": 101}),
+]
+
+
+@pytest.mark.parametrize("option, short, long", TOO_SHORT, ids=[next(iter(option)) for option, _, _ in TOO_SHORT])
+def test_an_option_for_which_the_run_has_too_few_steps_is_warned_of(option, short, long):
+    (text,) = warnings_of(make(option | short))
+    assert text.startswith(next(iter(option)))
+    assert warnings_of(make(option | long)) == []
+
+
+def test_a_schedule_that_a_run_of_strop_sft_is_too_short_for_is_warned_of():
+    values = {"model": {"path": "m"}, "data": {"path": "d"}}
+    short, long = ({"trainer.lr_schedule": "linear", "run.num_steps": n} for n in (1, 2))
+    (text,) = warnings_of(make_config(SFTConfig, values, short, file="sft.toml"))
+    assert text.startswith("trainer.lr_schedule = linear is the same as constant")
+    assert warnings_of(make_config(SFTConfig, values, long, file="sft.toml")) == []
+
+
+ROUNDS_TO_NOTHING = [
+    ("trainer.lr", 1e-13, 1e-12),
+    ("trainer.max_grad_norm", 1e-10, 1e-9),
+    ("trainer.weight_decay", 1e-13, 1e-12),
+    ("algorithm.kl.coef", 1e-13, 1e-12),
+    ("algorithm.entropy_coef", -1e-13, -1e-12),
+    ("rollout.temperature", 9e-4, 1e-3),
+]
+
+
+@pytest.mark.parametrize("option, nothing, least", ROUNDS_TO_NOTHING)
+def test_a_value_that_rounds_to_nothing_is_refused(option, nothing, least):
+    with pytest.raises(ConfigError, match=rf"^{option} must be .*got {nothing:g}"):
+        make({option: nothing})
+    make({option: least})
+
+
+@pytest.mark.parametrize(
+    "more, option, value",
+    [
+        ({}, "algorithm.veto_ratio", 1.0),  # a ratio of 1 is that of a sampler without error
+        (
+            {"algorithm.policy_loss.kind": "cispo", "algorithm.updates_per_batch": 2},
+            "algorithm.policy_loss.eps_clip",
+            7,
+        ),
+    ],
+)
+def test_a_bound_that_no_ratio_could_be_on_the_right_side_of_is_refused(more, option, value):
+    with pytest.raises(ConfigError, match=rf"^{option} must be less than .*1, got {value}"):
+        make({**more, option: value})
+
+
+@pytest.mark.parametrize("name, value", [("temperature", 0.7), ("top_p", 0.9)])
+def test_options_of_a_distribution_that_keeps_one_token_are_refused(name, value):
+    held_out = {"eval.data": {"kind": "jsonl", "path": "e"}}
+    with pytest.raises(ConfigError, match=rf"^eval\.{name} = {value} cannot act with eval\.top_k = 1"):
+        make({**held_out, "eval.top_k": 1, f"eval.{name}": value})
+    make({**held_out, "eval.top_k": 2, f"eval.{name}": value})
+
+
+def test_the_order_of_one_prompt_is_refused():
+    with pytest.raises(ConfigError, match=r"^data\.shuffle = False cannot act with max_prompts = 1"):
+        make({"data.max_prompts": 1, "data.shuffle": False})
+    tasks = {"kind": "reasoning_gym", "name": "chain_sum", "shuffle": False}
+    with pytest.raises(ConfigError, match=r"^data\.shuffle = False cannot act with size = 1"):
+        make_config(TrainConfig, TRAIN | {"data": tasks | {"size": 1}}, {}, file="run.toml")
+    make_config(TrainConfig, TRAIN | {"data": tasks | {"size": 2}}, {}, file="run.toml")
+
+
+def test_a_config_of_strop_sft_is_known_by_what_it_lacks_too(tmp_path):
+    path = tmp_path / "sft.toml"
+    path.write_text('[model]\npath = "m"\n[data]\npath = "d"\n')
+    with pytest.raises(ConfigError, match=r"sft\.toml is a config of strop sft: .*strop audit --sft"):
+        load_config(path)
 
 
 @pytest.mark.parametrize("folder", ["x/{nam}", "{}", "{name", "name}", "{name}/{step}", "{ name }", "{{name}}"])

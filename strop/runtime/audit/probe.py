@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import shutil
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,125 +16,135 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from strop.config import RewardOptions, TrainConfig
+from strop.config import RewardOptions, SFTConfig, TrainConfig
 from strop.observe.console import QuietConsole
 from strop.observe.metrics_file import read_metrics
 from strop.rewards import Scorer, make_scorer
 from strop.rollout.seeds import mix_seed
+from strop.runtime.audit.outcome import Outcome
+from strop.runtime.sft import sft
 from strop.runtime.train import opened, run
-from strop.types import Completion, Engine, GenerateRequest, Prompt, Rollout, StropError
+from strop.types import Completion, Engine, GenerateRequest, GuardError, Prompt, Rollout, StropError
 
 _ANSWERS = (("7", "7"), (" 7\n", "7"), ("7.4", "7"), ("x = 7", "7"), ("3", "7"), ("", "7"), (r"\boxed{7}", "7"))
 
 _BROKEN_ENTRY = {"dataset": "chain_sum", "options": {}, "entry": {}}  # a dataset's own scorer fails on it
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What a run did, each part by a name that the table of an audit shows."""
-
-    losses: tuple[float, ...] = ()
-    weights: Tensor = field(default_factory=lambda: torch.zeros(0))
-    others: dict[str, Any] = field(default_factory=dict)
-
-    def changes_to(self, other: Outcome) -> dict[str, str]:
-        """Part to how it changed, in words; nothing where the two runs did the same."""
-        found = {}
-        if self.losses != other.losses:
-            found["loss"] = _largest_change(self.losses, other.losses)
-        if self.weights.shape != other.weights.shape or not self.weights.equal(other.weights):
-            found["update"] = _relative_change(self.weights, other.weights)
-        names = [n for n in (*self.others, *other.others) if self.others.get(n) != other.others.get(n)]
-        return found | {name: "differs" for name in dict.fromkeys(names)}
-
-
-def _largest_change(one: tuple[float, ...], other: tuple[float, ...]) -> str:
-    if len(one) != len(other):
-        return f"{len(one)} -> {len(other)} steps"
-    return f"{max(abs(a - b) for a, b in zip(one, other, strict=True)):.2g}"
-
-
-def _relative_change(one: Tensor, other: Tensor) -> str:
-    if one.shape != other.shape:
-        return "no weights"
-    return f"{float((one - other).norm() / one.norm().clamp_min(1e-30)):.2g}"
-
-
 def probe(config: TrainConfig) -> Outcome:
     """Run a config, whose folder is thrown away afterwards, with a sampler whose log-probabilities are a little off, as another
     engine's would be. An error that the run ends with is part of the outcome."""
-    console, shapes = _Listening(), Counter[tuple[int, ...]]()
-    threads, error, before, kind = torch.get_num_threads(), "", None, ""
-    try:
-        with _counting_forward_passes(shapes), opened(config, console) as session:
+    before, kind = torch.zeros(0), ""
+
+    def work() -> None:
+        nonlocal before, kind
+        with opened(config, QuietConsole()) as session:
             model = session.loaded.model
-            before, kind = _flat(dict(model.named_parameters())), f"{type(model).__name__} {model.dtype}"
+            before, kind = _flat(dict(model.named_parameters())), f"{type(model).__name__} {model.dtype} {model.device}"
             session.engine = _OtherEngine(session.engine)
             run(session)
-    except StropError as stopped:
-        error = str(stopped)
+
+    found = _watched(work)
+    return _read(config.folder, before, replace(found, others={**found.others, "model": kind}))
+
+
+def probe_sft(config: SFTConfig) -> Outcome:
+    """The same for a config of strop sft, through the command's own function."""
+    found = _watched(lambda: sft(config))
+    weights, settings = Path(config.model.path, "model.safetensors"), config.folder / "model/config.json"
+    before = _flat(load_file(weights)) if weights.exists() else torch.zeros(0)
+    kind = (
+        [json.loads(settings.read_text()).get(name) for name in ("architectures", "dtype")] if settings.exists() else []
+    )
+    return _read(config.folder, before, replace(found, others={**found.others, "model": kind}))
+
+
+def _watched(work: Callable[[], object]) -> Outcome:
+    """What can be seen of a run from outside of its folder: its threads, its forward passes, and how it ended."""
+    shapes, threads = Counter[tuple[int, ...]](), torch.get_num_threads()
+    error, is_guard = "", False
+    with _no_logging(), _counting_forward_passes(shapes):
+        try:
+            work()
+        except StropError as stopped:
+            error, is_guard = str(stopped), isinstance(stopped, GuardError)
     used = torch.get_num_threads()
     torch.set_num_threads(threads)
-    others = {"error": error, "threads": used, "forward passes": shapes, "messages": console.lines, "model": kind}
-    found = Outcome(others=others) if before is None else _read(config.folder, before, others)
-    shutil.rmtree(config.folder, ignore_errors=True)
-    return found
+    return Outcome(others={"threads": used, "forward passes": shapes}, error=error, is_guard=is_guard)
 
 
 def probe_scorer(config: TrainConfig) -> Outcome:
     """Score answers that are made up, each by itself: right ones, wrong ones, and such as may make a scorer fail. Those of
     sets of held-out prompts score them too."""
     rewards = [config.reward, *(own.reward for own in config.eval.sets.values() if own.reward is not None)]
-    return Outcome(others={"scores": [_scores(reward) for reward in rewards]})
+    try:
+        return Outcome(others={"scores": [_scores(reward) for reward in rewards]})
+    except StropError as error:
+        return Outcome(error=str(error))
 
 
 def _scores(reward: RewardOptions) -> list[Any]:
     scores: list[Any] = []
-    try:
-        scorer = make_scorer(reward)
-        for sample, (text, label) in enumerate(_ANSWERS):
-            prompt = Prompt(row=sample, tokens=(2,), text="", label=label, metadata=_BROKEN_ENTRY)
-            rollout = Rollout(prompt, 0, sample, (2, 3), (False, True), (0.0, -1.0), (-1, 0), "stop", text=text)
-            scores.append(_scored(scorer, rollout))
-    except StropError as error:
-        scores.append(str(error))
+    scorer = make_scorer(reward)
+    for sample, (text, label) in enumerate(_ANSWERS):
+        prompt = Prompt(row=sample, tokens=(2,), text="", label=label, metadata=_BROKEN_ENTRY)
+        rollout = Rollout(prompt, 0, sample, (2, 3), (False, True), (0.0, -1.0), (-1, 0), "stop", text=text)
+        scores.append(_scored(scorer, rollout))
     return scores
 
 
 def _scored(scorer: Scorer, rollout: Rollout) -> Any:
-    logger = logging.getLogger("strop")
-    was, logger.disabled = logger.disabled, True  # of errors that are meant to happen
-    try:
-        (scored,) = scorer([rollout]).rollouts
-    except StropError as error:
-        return str(error)
-    finally:
-        logger.disabled = was
+    with _no_logging():
+        try:
+            (scored,) = scorer([rollout]).rollouts
+        except StropError as error:
+            return str(error)
     return scored.reward, scored.excluded
 
 
-def _read(folder: Path, before: Tensor, others: dict[str, Any]) -> Outcome:
-    """What lies in a run folder."""
+@contextmanager
+def _no_logging() -> Iterator[None]:
+    """Nothing is said of errors that are meant to happen."""
+    logger = logging.getLogger("strop")
+    was, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = was
+
+
+def _read(folder: Path, before: Tensor, seen: Outcome) -> Outcome:
+    """What was seen, with what lies in the run folder, which is thrown away."""
     lines = read_metrics(folder / "metrics.jsonl")
     rows = [{k: v for k, v in row.items() if not _is_time(k)} for row in lines]
     steps = [row for row in rows if row["step"] > 0]  # the others are evaluations before the first one
     model = folder / "model/model.safetensors"
-    weights = _flat(load_file(model)) - before if model.exists() else torch.zeros(0)
-    rollouts = {path.name: path.read_text() for path in sorted((folder / "rollouts").glob("*.jsonl"))}
-    others = others | {
-        "samples": {name: text for name, text in rollouts.items() if name.startswith("step")},
-        "evaluation": {name: text for name, text in rollouts.items() if name.startswith("eval")},
+    weights = _flat(load_file(model)) if model.exists() else torch.zeros(0)
+    rollouts = {path.name: _lines(path) for path in sorted((folder / "rollouts").glob("*.jsonl"))}
+    others = {
+        **seen.others,
+        "samples": {name: rows for name, rows in rollouts.items() if name.startswith("step")},
+        "evaluation": {name: rows for name, rows in rollouts.items() if not name.startswith("step")},
         "schedule": [(row.get("lr"), row.get("skipped_steps")) for row in steps],
+        "best step": best.read_text() if (best := folder / "best/best.json").exists() else "",
+        "validation": [{k: v for k, v in row.items() if k.startswith("validation/")} for row in rows],
         "metrics": [_but(row, "loss", "lr") for row in rows],
         "files": sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file()),
         "folder": folder.name,
-        "best step": best.read_text() if (best := folder / "best/best.json").exists() else "",
     }
-    return Outcome(tuple(row.get("loss", 0.0) for row in steps), weights, others)
+    shutil.rmtree(folder, ignore_errors=True)
+    losses = tuple(row.get("loss", 0.0) for row in steps)
+    return replace(
+        seen, losses=losses, weights=weights - before if weights.shape == before.shape else weights, others=others
+    )
 
 
-def _but(row: dict[str, float], *names: str) -> str:
-    return repr({k: v for k, v in row.items() if k not in names})  # as text, in which nan equals nan
+def _lines(path: Path) -> list[Any]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def _but(row: dict[str, float], *names: str) -> dict[str, float]:
+    return {k: v for k, v in row.items() if k not in names}
 
 
 def _is_time(name: str) -> bool:
@@ -157,17 +168,6 @@ def _counting_forward_passes(shapes: Counter[tuple[int, ...]]) -> Iterator[None]
         yield
     finally:
         handle.remove()
-
-
-class _Listening(QuietConsole):
-    """Keeps warnings: an option may do no more than speak."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.lines: list[str] = []
-
-    def warn(self, text: str) -> None:
-        self.lines.append(text)
 
 
 class _OtherEngine:

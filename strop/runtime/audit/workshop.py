@@ -1,33 +1,38 @@
 """What an audit trains on: a model of a few thousand weights, a tokenizer of characters, prompts, and a scorer.
 
 Everything that an option may look at is there to be seen: columns under the names that the config gives them, a chat
-template, code of the model's own in its folder, texts with white space and numbers, and a prompt that is cut short.
+template, code of the model's own in its folder, texts with white space and numbers, and a prompt that is cut short. What
+an option names (a model, a file, a column, a function) is there twice, with different contents: `supplied` says which.
 """
 
 from __future__ import annotations
 
 import json
 import random
+import shutil
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.utils import logging
 
 COLUMNS = ("prompt_key", "label_key", "metadata_key", "source_key")
+DEMONSTRATION_COLUMNS = ("prompt_key", "response_key", "messages_key")
 SOURCES = ("even", "odd")  # of prompts
 TEACHERS = ("teacher", "other_teacher")
 CHARACTERS = "0123456789 .-+="
-_TEMPLATE = "{% for m in messages %}{{ m['role'][0] }}{{ m['content'] }}{% endfor %}"
+_END = "{% if m['role'] == 'assistant' %}<eos>{% endif %}"
+_TEMPLATE = "{% for m in messages %}{{ m['role'][0] }}{{ m['content'] }}" + _END + "{% endfor %}"
 _OWN_CODE = """
 from transformers import LlamaForCausalLM
 
 class OwnLlama(LlamaForCausalLM):
     pass
 """
-# score, named, score_token, named_token, score_turn, named_turn, the same with slime_ before them, and two that fail. All are
-# async, and of those that score one rollout a call the score tells how many others run at the same time.
+# score, named, score_token, named_token, score_turn, named_turn, the same with slime_ before them or _other behind, and two
+# that fail. All are async, and of those that score one rollout a call the score tells how many others run at the same time.
 _SCORER = """
 import asyncio
 import zlib
@@ -43,41 +48,48 @@ async def _num_at_once():
     running -= 1
     return found
 
-async def _score(given, named, per):
+async def _score(given, named, per, salt=0):
     more = await _num_at_once() / 1024
     if isinstance(given, list):
-        return [_shaped(rollout, _number(rollout.tokens, rollout.sample) / 2, named, per) for rollout in given]
-    return _shaped(given, _number(given.tokens, given.sample) + more, named, per)
+        return [_shaped(r, _of_rollout(r, salt) / 2, named, per) for r in given]
+    return _shaped(given, _of_rollout(given, salt) + more * (given.prompt.row % 4 > 0), named, per)
 
-async def _slime_score(args, given, named, per):
+def _of_rollout(r, salt):
+    if r.prompt.row % 4 == 0:
+        return 1.0 + salt  # all samples of a group alike
+    return _number(r.tokens, r.sample, salt, r.prompt.metadata.get("a"))
+
+async def _slime_score(args, given, named, per, salt=0):
     more = getattr(args, "audit", 0) + await _num_at_once() / 1024
     if isinstance(given, list):
-        return [_shaped(s, _number(s.tokens, s.index) / 2 + more, named, per) for s in given]
-    score = _number(given.tokens, given.index) + more
+        return [_shaped(s, _number(s.tokens, s.index, salt) / 2 + more, named, per) for s in given]
+    score = _number(given.tokens, given.index, salt) + more
     if args.reward_key is None:
         return _shaped(given, score, named, per)
-    return {args.reward_key: _shaped(given, score / 2, named, per)}
+    return {"one": _shaped(given, score / 2, named, per), "two": _shaped(given, score / 2 + given.index % 3, named, per)}
 
 def _shaped(rollout, score, named, per):
     num_tokens = sum(rollout.response_mask if hasattr(rollout, "response_mask") else rollout.loss_mask)
     values = {"": score, "_turn": [score], "_token": [score] * num_tokens}[per]
     return {"one": values, "two": score % 1.0 + len(rollout.tokens)} if named else values
 
-def _number(tokens, which):
-    return zlib.crc32(repr((tokens, which)).encode()) % 5 / 2
+def _number(*seen):
+    return zlib.crc32(repr(seen).encode()) % 5 / 2
 
-def _function(named, per):
+def _function(named, per, other):
     async def score(given):
-        return await _score(given, named, per)
+        return await _score(given, named, per, len(other) / 8)
 
     async def slime_score(args, given):
-        return await _slime_score(args, given, named, per)
+        return await _slime_score(args, given, named, per, len(other) / 8)
 
-    return {f"{named or 'score'}{per}": score, f"slime_{named or 'score'}{per}": slime_score}
+    name = f"{named or 'score'}{per}{other}"
+    return {name: score, f"slime_{name}": slime_score}
 
 for _named in ("", "named"):
     for _per in ("", "_turn", "_token"):
-        globals().update(_function(_named, _per))
+        for _other in ("", "_other"):
+            globals().update(_function(_named, _per, _other))
 
 async def failing(given):
     for rollout in given if isinstance(given, list) else [given]:
@@ -103,32 +115,108 @@ def keeps_nothing(rollout):
 
 
 def write_workshop(folder: Path) -> None:
-    """Fill a folder with model/, two teachers, scorer.py, and a file of prompts for each table and kind of data file."""
+    """Fill a folder with model/, other/, plain/ (without a chat template), two teachers, scorer.py, and files of prompts and of
+    demonstrations, two of each."""
     logging.disable_progress_bar()
     folder.mkdir(parents=True, exist_ok=True)
-    for seed, name in enumerate(("model", *TEACHERS)):
-        _write_model(folder / name, seed=seed)
+    for place, name in enumerate(("model", "other", *TEACHERS)):
+        _write_model(folder / name, seed=place)
+    shutil.copytree(folder / "model", folder / "plain")
+    for path in (folder / "plain").glob("chat_template*"):
+        path.unlink()
     (folder / "scorer.py").write_text(_SCORER)
     columns = {name: name.removesuffix("_key") for name in COLUMNS}
-    for table, kind in product(("data", "eval.data"), ("jsonl", "parquet")):
-        write_prompts(folder / f"{table}.{kind}", columns, num_rows=6)
+    for table, kind, other in product(("data", "eval.data"), ("jsonl", "parquet"), ("", "-other")):
+        write_prompts(folder / f"{table}{other}.{kind}", columns, num_rows=6)
+
+
+def supplied(path: str, now: dict[str, Any], folder: Path) -> tuple[Any, ...]:
+    """Two values of an option that the workshop has, the first being what the audit's runs begin with; none where the
+    option's type tells all."""
+    table, _, name = path.rpartition(".")
+    kind = now.get(f"{table}.kind")
+    if name.endswith("_key") and name in COLUMNS + DEMONSTRATION_COLUMNS:
+        column = now.get(path, name.removesuffix("_key"))
+        return column, f"other_{column}"
+    if name == "path" and kind in ("jsonl", "parquet"):
+        file = table if (folder / f"{table}.{kind}").exists() else "eval.data" if table.startswith("eval.") else "data"
+        return str(folder / f"{file}.{kind}"), str(folder / f"{file}-other.{kind}")
+    if name == "function":
+        return function_of(now, table, folder, is_named=False)
+    if name in ("teacher", "teachers"):
+        one, other = (str(folder / place) for place in TEACHERS)
+        return (one, other) if name == "teacher" else ({}, {SOURCES[0]: other}, dict.fromkeys(SOURCES, other))
+    if path in ("filter.group", "filter.rollout"):
+        return (f"{folder}/scorer.py:keeps_{name}",)
+    of_name = {
+        "path": (str(folder / "model"), str(folder / "other")),
+        "folder": (str(folder / "run"), str(folder / "run-other")),
+        "reward_key": ("one", "two"),
+        "max_length_tokens": (7, 9),
+        "max_tokens_in_flight": (100, 700, 100_000),
+        "weights": ({}, {"one": 1.0, "two": 0.5}),
+        "source_weights": ({}, dict(zip(SOURCES, (1.0, 4.0), strict=True))),
+        "name": ("chain_sum", "basic_arithmetic"),
+        "options": ({}, {"max_terms": 2}),
+        "stop_token_ids": ((), (3,), tuple(range(2, 2 + len(CHARACTERS)))),
+    }
+    return of_name.get(name, ())
+
+
+def function_of(now: dict[str, Any], table: str, folder: Path, *, is_named: bool) -> tuple[str, str]:
+    """Two functions that return what the options of a table take: named rewards, numbers per token or turn."""
+    kind, per = now.get(f"{table}.kind"), now.get(f"{table}.per", "response")
+    is_gdpo = now.get("algorithm.advantage.kind") == "gdpo" and table == "reward" and kind == "function"
+    name = "named" if is_named or is_gdpo or now.get(f"{table}.weights") else "score"
+    before, after = "slime_" if kind == "slime" else "", "" if per == "response" else f"_{per}"
+    first = f"{folder}/scorer.py:{before}{name}{after}"
+    return first, f"{first}_other"
 
 
 def write_prompts(path: Path, columns: dict[str, str], *, num_rows: int, broken: bool = False) -> None:
-    """Sums of two digits under the wanted column names, as JSONL or Parquet by the path's ending."""
-    rng = random.Random(num_rows)
+    """Sums of two digits under the wanted column names, and others under other_ names, as JSONL or Parquet by the path's
+    ending. Files of different names hold different sums."""
+    rng = random.Random(path.stem.removesuffix("-broken") + path.suffix)
+    rows = [_row(rng, columns, "") | _row(rng, columns, "other_") for _ in range(num_rows)]
+    _write_rows(path, rows, broken)
+
+
+def _row(rng: random.Random, columns: dict[str, str], other: str) -> dict[str, Any]:
+    a, b = rng.randrange(10), rng.randrange(10)
+    found = {
+        "prompt_key": f"{a}+{b}=",
+        "label_key": rng.choice([str(a + b), f" {a}", str(b)]),
+        "metadata_key": {"a": a},
+        "source_key": other + SOURCES[a % 2],
+    }
+    return {other + columns[name]: value for name, value in found.items()}
+
+
+def write_demonstrations(
+    path: Path, columns: dict[str, str], *, broken: bool = False, as_messages: bool = False
+) -> None:
+    """The same sums with their answers, as prompt and response or as conversations of two turns."""
+    rng = random.Random(path.stem.removesuffix("-broken") + path.suffix)
     rows = []
-    for _ in range(num_rows):
-        a, b = rng.randrange(10), rng.randrange(10)
-        label = rng.choice([str(a + b), f" {a}", str(b)])
-        rows.append(
-            {
-                columns["prompt_key"]: f"{a}+{b}=",
-                columns["label_key"]: label,
-                columns["metadata_key"]: {"a": a},
-                columns["source_key"]: SOURCES[a % 2],
-            }
-        )
+    for _ in range(12):
+        row = {}
+        for other in ("", "other_"):
+            a, b = rng.randrange(10), rng.randrange(10)
+            found: dict[str, Any] = {"prompt_key": f"{a}+{b}=", "response_key": f"{a + b}" + "." * rng.randrange(3)}
+            if as_messages:
+                turns = [
+                    ("user", f"{a}+{b}="),
+                    ("assistant", str(a + b)),
+                    ("user", f"{b}-{a}="),
+                    ("assistant", str(b - a)),
+                ]
+                found = {"messages_key": [{"role": role, "content": text} for role, text in turns]}
+            row |= {other + columns[name]: value for name, value in found.items()}
+        rows.append(row)
+    _write_rows(path, rows, broken)
+
+
+def _write_rows(path: Path, rows: list[dict[str, Any]], broken: bool) -> None:
     if path.suffix == ".parquet":
         import pyarrow
         from pyarrow import parquet
@@ -139,7 +227,7 @@ def write_prompts(path: Path, columns: dict[str, str], *, num_rows: int, broken:
     path.write_text("\n".join([*lines[:3], "{", *lines[3:]] if broken else lines) + "\n", encoding="utf-8")
 
 
-def _write_model(folder: Path, *, seed: int) -> None:
+def _write_model(folder: Path, seed: int) -> None:
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
     vocabulary = {token: i for i, token in enumerate(["<unk>", "<eos>", *CHARACTERS])}

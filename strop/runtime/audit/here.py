@@ -1,0 +1,20 @@
+"""Options that a machine may have nothing to vary for."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+
+def why_not_here(path: str) -> str:
+    """Why no other value of an option can act on this machine; empty where one can."""
+    if path == "trainer.num_threads" and _num_cores() == 1:
+        return "this process may use one core only"
+    if path in ("model.device", "distillation.teacher_device") and not torch.cuda.is_available():
+        return "this machine has no device but the CPU"
+    return ""
+
+
+def _num_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
