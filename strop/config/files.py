@@ -31,8 +31,10 @@ def _model(path: str) -> Iterator[str]:
         yield f"model.path must be a Hugging Face folder or name, got {path!r}."
     elif Path(path).is_dir() and not (Path(path) / "config.json").is_file():
         yield f"model.path must be a folder with a model in it, got {path}: it has no config.json."
-    elif not Path(path).is_dir() and _is_meant_as_folder(path):
+    elif not Path(path).is_dir() and _is_meant_as_folder(path) and not (Path(path).parent / "config.toml").is_file():
         yield f"model.path must be a Hugging Face folder or name, got {path!r}: there is no such folder. {_relative_to(path)}"
+
+    # In a run folder a model that is not there is told of where it is known what the run is at.
 
 
 def _is_meant_as_folder(path: str) -> bool:

@@ -188,7 +188,7 @@ class Unscored(Scorer):
     def __init__(self) -> None:
         super().__init__(lambda rollout: None, "none")
 
-    def __call__(self, rollouts: Sequence[Rollout]) -> Scored:
+    def __call__(self, rollouts: Sequence[Rollout], advance: Callable[[int], object] = lambda done: None) -> Scored:
         return Scored(tuple(rollouts), {})
 
 

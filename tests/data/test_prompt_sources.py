@@ -8,7 +8,7 @@ from letter_tokenizers import make_tokenizer
 from strop.config import JSONLOptions
 from strop.data import load_prompts
 from strop.runtime.collect import reward_by_source
-from strop.runtime.evaluation import _score
+from strop.runtime.scores import score_answers
 from strop.types import DataError, Prompt, Rollout
 
 
@@ -51,4 +51,5 @@ def test_each_source_has_the_mean_reward_of_its_scored_rollouts():
 def test_an_evaluation_weighs_the_prompts_of_a_source_alike_whatever_their_samples():
     # a: prompt 0 has samples 1, 1, 1 (mean 1), prompt 1 has one of 0 (mean 0): .5, where all samples together give .75.
     rollouts = [_rollout(0, "a", 1.0)] * 3 + [_rollout(1, "a", 0.0), _rollout(2, "b", 2.0)]
-    assert _score(rollouts).reward_of == {"a": 0.5, "b": 2.0}
+    found = score_answers(rollouts, num_samples=3, success_reward=1.0, answer_key=lambda rollout: rollout.text)
+    assert found.reward_of == {"a": 0.5, "b": 2.0}

@@ -33,6 +33,7 @@ def session_of(*, lr, critic_lr, algorithm, total_steps=100, **critic):
         objective=PolicyObjective(config.algorithm, temperature=1.0, max_response_tokens=9),
         trainer=make_trainer(model, lr=lr),
         critic=make_critic(model, lr=critic_lr, lr_schedule="linear", total_steps=total_steps, eps_clip_value=None),
+        teachers=None,
         console=types.SimpleNamespace(phase=lambda *_: contextlib.nullcontext(), advance=lambda _: None),
         step=0,
     )
