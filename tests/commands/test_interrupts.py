@@ -59,7 +59,7 @@ def test_an_interrupted_run_exits_with_130_and_saves_the_model_after_its_last_wh
     steps = steps_of(done)
     assert 2 <= steps < 1000
     assert len([line for line in done.out.splitlines() if line.startswith("step ")]) == steps
-    assert [row["step"] for row in read_lines(tmp_path / "run/metrics.jsonl")] == list(range(steps + 1))
+    assert [row["step"] for row in read_lines(tmp_path / "run/metrics.jsonl")] == list(range(1, steps + 1))
     assert (tmp_path / "run/report.html").exists()
     # the same scores without the waiting, so many steps and no more
     again = ("--num-steps", steps, "--run.folder", tmp_path / "again")
@@ -74,7 +74,7 @@ def test_an_interrupted_sft_exits_with_130_and_saves_the_model_after_its_last_st
     assert done.code == 130, done
     assert "Traceback" not in done.err
     steps = steps_of(done)
-    assert [row["step"] for row in read_lines(tmp_path / "run/metrics.jsonl")] == list(range(steps + 1))
+    assert [row["step"] for row in read_lines(tmp_path / "run/metrics.jsonl")] == list(range(1, steps + 1))
     assert strop("sft", small.sft, "--num-steps", steps, "--run.folder", tmp_path / "again").code == 0
     assert same_weights(tmp_path / "run/model", tmp_path / "again/model")
 

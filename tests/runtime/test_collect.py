@@ -34,7 +34,7 @@ def test_seeds_follow_from_the_seed_the_step_and_the_place_in_it():
         engine=Engine(),
         cursor=types.SimpleNamespace(take=lambda n: list(range(n)), metrics=dict),
         filters=lambda groups: types.SimpleNamespace(groups=groups, dropped={}),
-        scorer=lambda rollouts: types.SimpleNamespace(rollouts=rollouts, metrics={}),
+        scorer=lambda rollouts, advance: types.SimpleNamespace(rollouts=rollouts, metrics={}),
         console=types.SimpleNamespace(phase=lambda *_: contextlib.nullcontext(), advance=lambda _: None),
         decode=lambda tokens: "",
         waiting=(),
