@@ -33,6 +33,12 @@ def objective_formula(config: TrainConfig) -> str:
         where = [*where, *_kl_lines(config)]
         if algorithm.kl.place == "loss":
             terms.append(f"+ {algorithm.kl.coef:g} kl_t")
+    if algorithm.likelihood_coef > 0:
+        terms.append(f"- {algorithm.likelihood_coef:g} logprobs_t / (w_t n) [right]")
+        where = [
+            *where,
+            f"right: in an answer with reward >= {algorithm.likelihood_reward:g}, of which the step has n tokens",
+        ]
     if algorithm.entropy_coef != 0 or algorithm.entropy_target is not None:
         terms.append(f"{'-' if algorithm.entropy_coef >= 0 else '+'} {abs(algorithm.entropy_coef):g} entropy_t")
         if algorithm.entropy_target is not None:

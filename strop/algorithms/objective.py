@@ -30,6 +30,7 @@ class TrainableTokens:
     advantages: Tensor
     sequence_ids: Tensor
     selected: Tensor | None = None  # what the policy loss singles out, decided over the whole step
+    likelihood: Tensor | None = None  # what weighs -logprobs beside the policy loss, decided over the whole step
     is_fresh: Tensor | None = None  # bool, sampled by the policy as it was before the batch; None: all were
     measures_gap: bool = True  # False where the policy has moved since the trainer could be compared with the sampler
 
@@ -144,8 +145,10 @@ class PolicyObjective:
         group_ids: Tensor,
         old_logprobs: Tensor | None,
         advantages: Tensor,
+        is_right: Tensor | None = None,
     ) -> dict[str, Tensor]:
-        """What belongs to one whole optimizer step, computed before it is cut: token weights and selected tokens, [T]."""
+        """What belongs to one whole optimizer step, computed before it is cut: token weights, what the likelihood of right
+        answers counts beside them, and selected tokens, [T]."""
         reduction = self.options.reduction
         weights = ops.token_weights(
             loss_mask,
@@ -154,11 +157,14 @@ class PolicyObjective:
             group_ids=group_ids if reduction == "prompt_mean" else None,
             max_response_tokens=self.max_response_tokens if reduction == "constant_length" else None,
         )
+        found = {"token_weights": weights}
+        if is_right is not None:
+            found["likelihood"] = self.options.likelihood_coef * _over_weights(is_right & loss_mask, weights)
         if self._policy_loss.select is None:
-            return {"token_weights": weights}
+            return found
         assert old_logprobs is not None, "needs_old_logprobs is set"
         whole = _Step(old_logprobs, advantages, loss_mask)
-        return {"token_weights": weights, "selected": self._policy_loss.selected(self.options.policy_loss, whole)}
+        return found | {"selected": self._policy_loss.selected(self.options.policy_loss, whole)}
 
     def loss(self, tokens: TrainableTokens) -> tuple[Tensor, StepMetrics]:
         """Unreduced loss [N] and the metrics of these tokens."""
@@ -180,9 +186,11 @@ class PolicyObjective:
         if self.uses_entropy:
             assert tokens.entropy is not None, "the trainer computes it because uses_entropy is set"
             loss = loss - self.entropy_coef * tokens.entropy
+        if tokens.likelihood is not None:
+            loss = loss - tokens.likelihood.to(loss.dtype) * tokens.logprobs
         if tokens.entropy is not None:
             sums["entropy"] = tokens.entropy
-        if tokens.measures_gap:
+        if tokens.measures_gap and (tokens.is_fresh is None or bool(tokens.is_fresh.any())):
             trainer = tokens.logprobs if options.old_logprobs == "rollout" else tokens.old_logprobs
             gap = (trainer - tokens.rollout_logprobs).abs()
             sums["logprob_gap"] = gap if tokens.is_fresh is None else gap.where(tokens.is_fresh, 0.0)
@@ -244,6 +252,13 @@ def _earned(scored: ScoredTokens, token_kl: Tensor) -> ScoredTokens:
     return replace(scored, token_rewards=penalized, step_mask=steps, token_kl=token_kl)
 
 
+def _over_weights(chosen: Tensor, weights: Tensor) -> Tensor:
+    """What, multiplied by the token weights, is 1 / (number of chosen tokens) at each of them: the trainer sums weight x loss."""
+    share = chosen.double() / chosen.sum().clamp(min=1)
+    divisor = torch.where(chosen, weights, torch.ones_like(weights))  # masked tokens weigh 0
+    return torch.where(chosen, share / divisor, torch.zeros_like(weights))
+
+
 @dataclass(frozen=True)
 class _Step:
     old_logprobs: Tensor
@@ -271,4 +286,7 @@ def _metrics(tokens: TrainableTokens, sums: dict[str, Tensor]) -> StepMetrics:
     }
     for name, value in zip(extremes, numbers[len(means) :], strict=True):
         metrics[name] = Metric("min" if name == "ratio_min" else "max", value)
+    if tokens.likelihood is not None:
+        right = -tokens.logprobs.detach()[tokens.likelihood > 0]
+        metrics["likelihood_loss"] = Metric.mean(float(right.sum()), right.numel())
     return metrics

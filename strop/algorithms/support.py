@@ -46,5 +46,6 @@ def _added_terms(config: TrainConfig) -> list[tuple[str, bool]]:
     algorithm = config.algorithm
     return [
         ("kl_t", algorithm.kl.coef > 0 and algorithm.kl.place == "loss"),
+        ("in right answers the likelihood", algorithm.likelihood_coef > 0),
         ("entropy_t", algorithm.entropy_coef != 0 or algorithm.entropy_target is not None),
     ]

@@ -148,6 +148,14 @@ class AlgorithmOptions(Options):
         gt=0,
         description="Raise the entropy's weight while entropy is below this, in nats, else lower it; none: fixed.",
     )
+    likelihood_coef: float = Field(
+        default=0.0,
+        ge=0,
+        description="VAPO: weight of the likelihood loss, -(mean of logprobs over the tokens of right answers); 0 means none.",
+    )
+    likelihood_reward: float = Field(
+        default=1.0, description="The scorer's reward from which on an answer is right for the likelihood loss."
+    )
     entropy_step: float = Field(
         default=0.005, ge=1e-12, description="By how much the entropy's weight changes per batch."
     )
@@ -225,6 +233,8 @@ class AlgorithmOptions(Options):
             yield Problem("whiten_advantages", f"must be false, got true: {self.advantage.kind} {words}.")
 
     def idle(self) -> Iterator[Idle]:
+        if self.likelihood_coef == 0:
+            yield Idle("likelihood_reward", "is only used when algorithm.likelihood_coef is above 0")
         if self.entropy_target is None:
             yield Idle("entropy_step", "is only used when algorithm.entropy_target is set")
         if not self.ratio_moves:

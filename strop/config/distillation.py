@@ -114,8 +114,8 @@ def problems_beside(config: TrainConfig) -> Iterator[Problem]:
     if config.reward.kind == "none" and not (options.is_on and options.alone):
         yield Problem(
             "reward.kind",
-            "must not be none without distillation.alone = true and a teacher, got none: nothing would be learned. "
-            "Use exact, number, math, dataset or function.",
+            "must not be none without distillation.alone = true and a teacher, got none: there would be nothing to learn from, "
+            "and nothing to evaluate. Use exact, number, math, dataset or function.",
         )
     for name, own in config.eval.all_sets.items() if config.reward.kind == "none" else ():
         if own.reward is None:

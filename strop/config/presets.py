@@ -121,10 +121,11 @@ PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     # What the paper sets beside its losses (critic.only_first_steps, learning rates, group size) is the reader's to set.
     "vapo": (
-        "VAPO, arXiv:2504.05118, section 4, without its likelihood loss on right answers",
+        "VAPO, arXiv:2504.05118, section 4",
         {
             "policy_loss": {"kind": "ppo_clip", "eps_clip": 0.2, "eps_clip_high": 0.28},
             "advantage": {"kind": "gae", "gamma": 1.0, "lam_value": 1.0, "length_adaptive_alpha": 0.05, "whiten": True},
+            "likelihood_coef": 0.1,
             "kl": _NO_KL,
             "reduction": "token_mean",
         },

@@ -41,6 +41,8 @@ class Batch:
     old_values: Tensor | None = None  # float32, of the critic before the batch's first update
     returns: Tensor | None = None  # float32, what the critic learns to foresee
     selected: Tensor | None = None  # bool, what the policy loss singles out, decided over a whole step
+    is_right: Tensor | None = None  # bool, of a response that is to be made likelier whatever its advantage
+    likelihood: Tensor | None = None  # float64, what weighs -logprobs beside the policy loss
     is_fresh: Tensor | None = None  # bool, sampled by the policy as it is at the start of the step; None: all were
     measures_gap: bool = True  # False where the policy has moved since it could be compared with the sampler
 

@@ -26,12 +26,15 @@ def print_evaluation(
         console.print_json(json.dumps({name: _finite(asdict(score)) for name, score in scores.items()}))
         return
     table = Table(title=escape(title), title_justify="left")
-    for name in ("set", "score", "value", "95 % interval", "prompts", "tokens", "cut off"):
+    has_faults = any(score.num_excluded or score.num_errors for score in scores.values())
+    faults = ("left out", "scorer errors") if has_faults else ()
+    for name in ("set", "score", "value", "95 % interval", "prompts", "tokens", "cut off", *faults):
         table.add_column(name, justify="left" if name in ("set", "score") else "right")
     before = None
     for name, score in scores.items():
         for row in _rows(name, score):
-            table.add_row(row[0] if row[0] != before else "", *row[1:])
+            more = (str(score.num_excluded), str(score.num_errors)) if faults and "reward" in row[1] else ()
+            table.add_row(row[0] if row[0] != before else "", *row[1:], *more)
             before = row[0]
     console.print(table)
     console.print(f"[dim]{_INTERVALS}[/dim]")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -108,10 +109,12 @@ class Filters:
         try:
             answer = function(given)
             answer = answer.item() if hasattr(answer, "item") and getattr(answer, "shape", None) == () else answer
-        except Exception as error:  # a user's function may raise anything
+        except (Exception, SystemExit) as error:  # a user's function may raise anything
             raise FilterError(
                 f"{where} must return true or false, but it raised {type(error).__name__}: {error} for {of}. Mend it."
             ) from error
+        if inspect.iscoroutine(answer):
+            answer.close()  # it is never awaited, and says so when it is thrown away
         if not isinstance(answer, bool):
             raise FilterError(
                 f"{where} must return true or false, got {answer!r} of type {type(answer).__name__} for {of}."

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from strop.config.tree import values
 from strop.runtime.models import has_finite_weights
 
 if TYPE_CHECKING:
     from strop.runtime.session import Session
 
 _FILE = "best.json"  # in best/
+# When an evaluation is made, and what becomes of it, changes none of its values.
+_FREE = ("eval.every_steps", "eval.at_start", "eval.keep_best", "eval.best")
 
 
 @dataclass(frozen=True)
@@ -23,6 +27,7 @@ class Best:
     step: int
     metric: str
     value: float
+    measured_on: str = ""  # fingerprint of the prompts and options that the metric was measured with
 
 
 def take_best(session: Session) -> None:
@@ -32,7 +37,7 @@ def take_best(session: Session) -> None:
     value = found.metrics()[metric]
     if math.isnan(value) or (session.best is not None and value <= session.best.value):
         return
-    session.best = Best(found.step, metric, value)
+    session.best = Best(found.step, metric, value, _measure(session))
     if session.config.eval.keep_best and has_finite_weights(session.loaded.model):
         session.folder.write_best(
             session.loaded.model, session.loaded.tokenizer, {_FILE: json.dumps(asdict(session.best))}
@@ -45,13 +50,32 @@ def restore_best(session: Session, state: dict[str, object] | None) -> None:
     if state is None or not config.eval.all_sets:
         return
     before = Best(**state)  # type: ignore[arg-type]  # as it was written
-    if before.metric == config.eval.deciding_metric:
+    if before.metric == config.eval.deciding_metric and before.measured_on == _measure(session):
         session.best = before
+        return
+    if before.metric == config.eval.deciding_metric:
+        session.console.warn(
+            f"{before.metric} is measured otherwise than before (other prompts, reward or sampling): the best step is sought "
+            f"from step {session.step} on."
+        )
         return
     session.console.warn(
         f"eval.best is {config.eval.deciding_metric} and was {before.metric}: the best step is sought from step "
         f"{session.step} on."
     )
+
+
+def _measure(session: Session) -> str:
+    """What a value of the deciding metric depends on beside the model."""
+    options = values(session.config)
+    kept = {
+        path: value for path, value in options.items() if path.startswith(("eval.", "reward.")) and path not in _FREE
+    }
+    digest = hashlib.sha256(repr(sorted(kept.items())).encode())
+    for held_out in session.held_out:
+        for prompt in held_out.prompts:
+            digest.update(repr((held_out.name, prompt.tokens, prompt.label)).encode())
+    return digest.hexdigest()[:16]
 
 
 def best_line(session: Session) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -10,11 +12,11 @@ from strop import interrupts
 from strop.config import EvalSetOptions, RewardOptions, TrainConfig
 from strop.config.evaluation import metric_prefix
 from strop.observe.console import Console
-from strop.rewards import Scorer, answer_key
+from strop.rewards import Scored, Scorer, answer_key
 from strop.rollout import mix_seed, sample_group
 from strop.rollout.single_turn import Decode
 from strop.runtime.scores import Score, score_answers
-from strop.types import Engine, Prompt, Rollout, Sampling
+from strop.types import Engine, Metric, Prompt, RewardError, Rollout, Sampling
 
 
 @dataclass(frozen=True)
@@ -51,12 +53,14 @@ class Evaluation:
                 f"eval/{name}_reward_high": score.high,
                 f"eval/{name}_response_tokens": score.response_tokens,
                 f"eval/{name}_truncated": score.truncated,
+                f"eval/{name}_num_excluded": score.num_excluded,
+                f"eval/{name}_num_errors": score.num_errors,
             }
             flat |= {f"eval/{name}_reward/of/{source}": reward for source, reward in score.reward_of.items()}
             prefix = metric_prefix(name.rpartition("/")[0])
             flat |= {f"{prefix}pass@{k}": found.value for k, found in score.pass_at.items()}
             flat |= {f"{prefix}maj@{k}": found.value for k, found in score.maj_at.items()}
-        return flat
+        return {name: value for name, value in flat.items() if not math.isnan(value)}  # nothing to measure it on
 
     def line(self) -> str:
         """The scores in one line for a reader."""
@@ -94,16 +98,29 @@ async def answer_all(
             answers[held_out.name] = ()
             for way, (sampling, count) in _ways(held_out, config).items():
                 groups = await asyncio.gather(*(answer(prompt, sampling, count) for prompt in held_out.prompts))
-                with interrupts.interruptible():
-                    rollouts = held_out.scorer([r for group in groups for r in group]).rollouts
+                scored = _scored(held_out, [r for group in groups for r in group])
+                rollouts = scored.rollouts
                 scores[f"{held_out.name}/{way}".removeprefix("/")] = score_answers(
                     rollouts,
                     num_samples=count if way == "sampled" else 0,
                     success_reward=config.eval.success_reward,
                     answer_key=answer_key(held_out.reward),
+                    num_errors=int(scored.metrics.get("reward/num_errors", Metric("sum", 0)).value),
                 )
                 answers[held_out.name] += rollouts
     return Evaluation(step, scores, answers)
+
+
+def _scored(held_out: HeldOut, rollouts: Sequence[Rollout]) -> Scored:
+    """Answers with rewards. What is wrong with a set's own scorer is said with the names of the set's own options."""
+    try:
+        with interrupts.interruptible():
+            return held_out.scorer(rollouts)
+    except RewardError as error:
+        if not held_out.name or held_out.options.reward is None:
+            raise
+        own = re.sub(r"(?<![\w.])reward\.", f"eval.sets.{held_out.name}.reward.", str(error))
+        raise RewardError(own) from error
 
 
 def _ways(held_out: HeldOut, config: TrainConfig) -> Mapping[str, tuple[Sampling, int]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -20,6 +21,7 @@ def weigh(session: Session, rollouts: Sequence[Rollout]) -> Batch:
     """The batch of all scored rollouts with the log-probabilities and values that the formula needs, then advantages over
     all of them; only then those that do not enter the loss leave. A teacher that is listened to alone needs no rewards."""
     teachers, alone = session.teachers, session.config.distillation.alone
+    algorithm = session.config.algorithm
     scored = [r for r in rollouts if alone or r.reward is not None]
     with session.console.phase("logprobs", 0):
         batch = _with_needed_logprobs(session, build_batch(scored, [0.0] * len(scored)))
@@ -32,9 +34,17 @@ def weigh(session: Session, rollouts: Sequence[Rollout]) -> Batch:
     if teachers is not None:  # after whitening: the signal stays in nats, and 0 where teacher and student agree
         signal = teachers.advantages(batch, [r.prompt.source for r in scored], session.console)
         batch = replace(batch, advantages=batch.advantages + signal)
-    if not session.config.algorithm.mask_truncated:
+    if algorithm.likelihood_coef > 0:
+        batch = replace(batch, is_right=_is_right(scored, algorithm.likelihood_reward))
+    if not algorithm.mask_truncated:
         return batch
     return batch.select([i for i, rollout in enumerate(scored) if rollout.finish_reason != "length"])
+
+
+def _is_right(rollouts: Sequence[Rollout], least: float) -> torch.Tensor:
+    """Tokens [T] of responses that the scorer gave at least so much; a length penalty makes no answer wrong."""
+    rewards = ((r, -math.inf if r.reward is None else r.reward - (r.length_penalty or 0.0)) for r in rollouts)
+    return torch.tensor([reward >= least for r, reward in rewards for _ in r.tokens], dtype=torch.bool)
 
 
 def _with_advantages(session: Session, scored: Sequence[Rollout], batch: Batch) -> Batch:
@@ -161,6 +171,7 @@ def prepare_update(objective: PolicyObjective, part: Batch, *, updates_done: int
         group_ids=part.group_ids,
         old_logprobs=part.old_logprobs,
         advantages=part.advantages,
+        is_right=part.is_right,
     )
     is_first, compares_now = updates_done == 0, objective.options.old_logprobs == "rollout"
     part = replace(part, **tensors, measures_gap=is_first or not compares_now)

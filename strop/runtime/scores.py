@@ -34,14 +34,20 @@ class Score:
     response_tokens: float
     truncated: float
     num_prompts: int
-    num_excluded: int
+    num_excluded: int  # answers without a reward, left out
+    num_errors: int  # answers on which the scorer failed, whatever on_error made of them
     reward_of: dict[str, float]  # by source, where the data names sources
     pass_at: dict[int, Estimate] = field(default_factory=dict)  # by k, of sampled answers
     maj_at: dict[int, Estimate] = field(default_factory=dict)  # at the number of samples
 
 
 def score_answers(
-    rollouts: Sequence[Rollout], *, num_samples: int, success_reward: float, answer_key: AnswerKey
+    rollouts: Sequence[Rollout],
+    *,
+    num_samples: int,
+    success_reward: float,
+    answer_key: AnswerKey,
+    num_errors: int = 0,
 ) -> Score:
     """The score of scored answers; those without a reward are counted and left out.
 
@@ -50,6 +56,7 @@ def score_answers(
         num_samples: sampled answers to each prompt; 0 for greedy ones, which have no pass@k and maj@k.
         success_reward: an answer that earns at least so much is a success.
         answer_key: which final answer a rollout gives, for maj@k.
+        num_errors: answers on which the scorer failed.
     """
     groups: dict[int, list[Rollout]] = {}
     for r in sorted(rollouts, key=lambda r: r.sample):
@@ -59,7 +66,11 @@ def score_answers(
     reward = estimate(list(means.values()))
     successes = {row: [(r.reward or 0.0) >= success_reward for r in group] for row, group in groups.items()}
     passes = {k: _pass_estimate(list(successes.values()), k) for k in pass_ks(num_samples)}
-    majorities = [majority_success(group, successes[row], answer_key) for row, group in groups.items()]
+    majorities = [  # as pass@k, over the prompts of which enough answers are scored
+        majority_success(group, successes[row], answer_key)
+        for row, group in groups.items()
+        if len(group) >= num_samples
+    ]
     return Score(
         reward=reward.value,
         low=reward.low,
@@ -68,6 +79,7 @@ def score_answers(
         truncated=sum(r.finish_reason == "length" for r in rollouts) / max(len(rollouts), 1),
         num_prompts=reward.num_prompts,
         num_excluded=sum(r.reward is None for r in rollouts),
+        num_errors=num_errors,
         reward_of=_by_source(groups, means),
         pass_at=passes,
         maj_at={num_samples: estimate(majorities)} if num_samples > 1 else {},
@@ -115,7 +127,8 @@ def majority_success(group: Sequence[Rollout], successes: Sequence[bool], answer
 def estimate(values: Sequence[float]) -> Estimate:
     """Mean of one value a prompt, with a 95 % interval: prompts are the independent units.
 
-    Wilson's interval where every value is 0 or 1, which keeps its width at 0 % and 100 %; else mean +- 1.96 standard errors.
+    Wilson's interval where every value is 0 or 1, which keeps its width at 0 % and 100 %; else mean +- 1.96 standard errors,
+    kept within [0, 1] where all values are.
     No values give NaN; a single one that is neither 0 nor 1 has no interval (infinite).
     """
     count = len(values)
@@ -128,7 +141,10 @@ def estimate(values: Sequence[float]) -> Estimate:
         return Estimate(mean, -math.inf, math.inf, count)
     variance = sum((value - mean) ** 2 for value in values) / (count - 1)
     margin = _Z * math.sqrt(variance / count)
-    return Estimate(mean, mean - margin, mean + margin, count)
+    low, high = mean - margin, mean + margin
+    if all(0 <= value <= 1 for value in values):
+        low, high = max(low, 0.0), min(high, 1.0)
+    return Estimate(mean, low, high, count)
 
 
 def _wilson(share: float, count: int) -> tuple[float, float]:

@@ -106,6 +106,7 @@ def open_session(config: TrainConfig, console: Console, folder: RunFolder) -> Se
             max_response_tokens=config.rollout.max_response_tokens,
         )
     teachers = open_teachers(config, loaded, prompts, console)
+    _warn_of_few_rounds(config, len(prompts), console)
     cursor = make_cursor(prompts, config.data, config.curriculum, seed=config.seed)
     objective = PolicyObjective(
         config.algorithm,
@@ -137,6 +138,21 @@ def open_session(config: TrainConfig, console: Console, folder: RunFolder) -> Se
     )
     session.mark_place()
     return session
+
+
+def _warn_of_few_rounds(config: TrainConfig, num_prompts: int, console: Console) -> None:
+    """What the number of prompts makes of the options: allowed, since runs are shortened to try them."""
+    taken = config.run.num_steps * config.rollout.round_size
+    if config.curriculum.kind != "none" and taken <= num_prompts:
+        console.warn(
+            f"curriculum.kind = {config.curriculum.kind} begins after a first pass over the {num_prompts} prompts, and "
+            f"{config.run.num_steps} steps take {taken}: it does not act in this run unless filters ask for more."
+        )
+    if config.rollout.prompts_per_step > num_prompts:
+        console.warn(
+            f"rollout.prompts_per_step = {config.rollout.prompts_per_step} is more than the {num_prompts} prompts there are: "
+            "a step has some of them more than once."
+        )
 
 
 def make_eval_scorers(config: TrainConfig, of_run: Scorer) -> dict[str, Scorer]:

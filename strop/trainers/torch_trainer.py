@@ -160,6 +160,7 @@ def _trainable(part: Batch, logprobs: Tensor, entropy: Tensor | None) -> Trainab
         advantages=part.advantages[mask],
         sequence_ids=part.sequence_ids[mask],
         selected=pick(part.selected),
+        likelihood=pick(part.likelihood),
         is_fresh=pick(part.is_fresh),
         measures_gap=part.measures_gap,
     )
