@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from strop import __version__, interrupts
-from strop.types import StropError, UserError
+from strop.types import ConfigError, StropError, UserError
 
 os.environ.setdefault(
     "OMP_WAIT_POLICY", "PASSIVE"
@@ -297,7 +297,9 @@ def _run() -> int:
             click.echo("stopped: nobody reads the output any more; what was learned is saved.", err=True)
         return 1
     except UserError as error:
-        problems = str(error).split("\n")
+        # A config's problems are one a line; a value in another message may be of several lines, and is none of them.
+        several = isinstance(error, ConfigError)
+        problems = str(error).split("\n") if several else [" ".join(str(error).split())]
         click.secho(
             "error: " + (problems[0] if len(problems) == 1 else f"{len(problems)} problems"), fg="red", err=True
         )

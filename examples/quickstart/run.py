@@ -47,7 +47,8 @@ def show(seconds: float, seed: int) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    steps = [json.loads(line) for line in (RUNS / "cispo/metrics.jsonl").read_text().splitlines()]
+    rows = map(json.loads, (RUNS / "cispo/metrics.jsonl").read_text().splitlines())
+    steps = [row for row in rows if row["step"] > 0]  # 0: the evaluation before the first
     before, after = (scores(RUNS / name / "model", seed) for name in ("sft", "cispo"))
     table = Table("held-out accuracy", "before", "after", title="strop quickstart", title_justify="left")
     for name in ("greedy", "sampled"):

@@ -253,7 +253,7 @@ def _earned(scored: ScoredTokens, token_kl: Tensor) -> ScoredTokens:
 
 
 def _over_weights(chosen: Tensor, weights: Tensor) -> Tensor:
-    """What, multiplied by the token weights, is 1 / (number of chosen tokens) at each of them: the trainer sums weight x loss."""
+    """1 / (number of chosen tokens) at each of them, divided by its token weight: the trainer sums weight x loss."""
     share = chosen.double() / chosen.sum().clamp(min=1)
     divisor = torch.where(chosen, weights, torch.ones_like(weights))  # masked tokens weigh 0
     return torch.where(chosen, share / divisor, torch.zeros_like(weights))

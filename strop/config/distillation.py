@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal
 from urllib.parse import urlsplit
@@ -14,9 +15,12 @@ if TYPE_CHECKING:
     from strop.config.root import TrainConfig
 
 
+_HOST_AND_PORT = re.compile(r"(localhost|[\w-]+(\.[\w-]+)+):\d+")
+
+
 def is_address(place: str) -> bool:
     """True for the address of an engine, false for a model folder or name."""
-    return place.startswith(("http://", "https://"))
+    return place.lower().startswith(("http://", "https://"))
 
 
 class DistillationOptions(Options):
@@ -78,12 +82,15 @@ class DistillationOptions(Options):
     def problems(self) -> Iterator[Problem]:
         for place in self.places:
             key = self.option_of(place).removeprefix("distillation.")
-            if not place.strip():
+            if _HOST_AND_PORT.fullmatch(place):
+                yield Problem(key, f"must begin with http:// where it is the address of a server, got {place}.")
+            elif not place.strip():
                 yield Problem(key, f"must be a model folder, a name or http://host:port, got {place!r}.")
             elif is_address(place) and not _is_host_and_port(place):
                 yield Problem(
                     key,
-                    f"must be http://host:port without a path, got {place}. strop adds /v1/completions and the like.",
+                    f"must be http://host:port with a port up to 65535 and without a path, got {place}. strop adds "
+                    "/v1/completions and the like.",
                 )
 
     def idle(self) -> Iterator[Idle]:
@@ -103,7 +110,12 @@ class DistillationOptions(Options):
 def _is_host_and_port(address: str) -> bool:
     try:
         parts = urlsplit(address)
-        return bool(parts.hostname) and parts.port != 0 and not (parts.path.strip("/") or parts.query or parts.fragment)
+        return (
+            bool(parts.hostname)
+            and not parts.username
+            and parts.port != 0
+            and not (parts.path.strip("/") or parts.query or parts.fragment)
+        )
     except ValueError:  # a port that is no number
         return False
 
@@ -122,7 +134,7 @@ def problems_beside(config: TrainConfig) -> Iterator[Problem]:
             yield Problem(
                 "reward.kind",
                 f"must not be none with eval.{f'sets.{name}.' if name else ''}data, got none: an evaluation scores answers. "
-                "Name a reward for it.",
+                "Name a reward for the run, or make it a table [eval.sets.NAME], which may have a reward of its own.",
             )
     if not options.is_on:
         return
@@ -139,6 +151,11 @@ def problems_beside(config: TrainConfig) -> Iterator[Problem]:
             f"must not be {kind} with {options.option_of(options.places[0])}, got {kind}: it is a loss of whole sequences, "
             "with one advantage each, and a teacher gives each token its own. Use gspo_token or a loss of tokens, such as "
             "ppo_clip.",
+        )
+    if options.alone and config.length_penalty.kind != "none":
+        yield Problem(
+            "length_penalty.kind",
+            f"must be none with distillation.alone = true, got {config.length_penalty.kind}: rewards are only measured.",
         )
     if options.alone and algorithm.advantage.kind == "gae":
         yield Problem(
@@ -160,7 +177,6 @@ def idle_beside(config: TrainConfig) -> Iterator[Idle]:
     for name, _ in config.algorithm.advantage:
         yield Idle(f"algorithm.advantage.{name}", reason)
     yield Idle("algorithm.whiten_advantages", reason)
-    yield Idle("length_penalty.kind", reason)
     if config.reward.kind == "none":
         for name in ("filter.equal_rewards", "curriculum.kind"):
             yield Idle(name, "cannot act with reward.kind = none")

@@ -96,7 +96,11 @@ class RemoteLogprobs:
             else:
                 return self._read(path, answer, read)
         tries = f"{attempt + 1} {'try' if attempt == 0 else 'tries'}"
-        raise UserError(f"{self!r} must be the address of a vLLM server; {path} failed after {tries}: {fault}.")
+        raise UserError(
+            f"{self!r} must answer as a vLLM server; {path} failed after {tries}: {fault}. Look at the server and the address; "
+            "for one that is only busy raise distillation.num_retries or distillation.request_timeout_s, and go on with "
+            "--resume."
+        )
 
     def _send(self, path: str, body: dict[str, Any] | None) -> bytes:
         """One request. The deadline is one of the whole answer: the library's own starts anew with every packet."""

@@ -166,6 +166,9 @@ def _finite(score: Score) -> Score | Failure:
 
 
 def _scaled(places: Places, weight: float) -> Places:
+    """What is only shown, by a weight of 0, is no reward of any token: a 0 would count as a step."""
+    if weight == 0:
+        return (None,) * len(places)
     return tuple(None if value is None else weight * value for value in places)
 
 

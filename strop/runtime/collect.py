@@ -162,7 +162,8 @@ def _tell_of_added_rewards(session: Session, rollouts: Sequence[Rollout]) -> Non
     """Say once that tokens or turns were rewarded and it does not matter which."""
     kind = session.config.algorithm.advantage.kind
     has_places = any(r.token_rewards is not None for r in rollouts)
-    if has_places and kind not in TAKES_TOKEN_REWARDS and not session.has_told_of_added_rewards:
+    takes_none = session.config.distillation.alone  # rewards are only measured
+    if has_places and not takes_none and kind not in TAKES_TOKEN_REWARDS and not session.has_told_of_added_rewards:
         session.has_told_of_added_rewards = True
         session.console.warn(
             f"the reward function gives rewards to tokens or turns; algorithm.advantage.kind = {kind} takes their sum, and "

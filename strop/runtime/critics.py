@@ -33,10 +33,19 @@ def _load(path: str, config: TrainConfig, policy: LoadedModel) -> ValueModel:
     """A folder's body, and its value head if it has one."""
     from transformers import AutoModel
 
+    if not path.strip():
+        raise ModelError(
+            f"{_OPTION} must be a Hugging Face folder or name, got {path!r}. none makes one of the policy."
+        )
     check_is_folder_or_name(path, option=_OPTION)
     options = config.model.model_copy(update={"path": path})
     _check_tokens(path, load_tokenizer(options, option=_OPTION), policy.tokenizer)
     body = load_weights(options, AutoModel, option=_OPTION).to(next(policy.model.parameters()).device)
+    if body.get_input_embeddings().num_embeddings < len(policy.tokenizer):
+        raise ModelError(
+            f"{_OPTION} = {path!r}: the tokenizer has {len(policy.tokenizer)} tokens, the model only "
+            f"{body.get_input_embeddings().num_embeddings}."
+        )
     model = ValueModel(body)
     head = Path(path) / _HEAD
     if head.exists():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Protocol
@@ -104,14 +105,20 @@ def place_of(options: DistillationOptions, source: str | None) -> str | None:
     return options.teacher if source is None else options.teachers.get(source, options.teacher)
 
 
+_ROUNDING = 1e-2  # by which the log-probability of a certain token may exceed 0 in a narrow type
+
+
 def _check_finite(batch: Batch, teacher_logprobs: Tensor) -> None:
-    wrong = (batch.loss_mask & ~teacher_logprobs.isfinite()).nonzero().flatten().tolist()
+    above = teacher_logprobs > _ROUNDING
+    wrong = (batch.loss_mask & (above | ~teacher_logprobs.isfinite())).nonzero().flatten().tolist()
     if wrong:
         name = batch.names[int(batch.sequence_ids[wrong[0]])]
         token = int(batch.tokens[wrong[0]])
+        got = float(teacher_logprobs[wrong[0]])
+        reason = "to this teacher the token is impossible" if got == -math.inf else "this teacher's numbers are broken"
         raise GuardError(
-            f"a teacher's log-probability must be finite, got {float(teacher_logprobs[wrong[0]])} for token id {token} of "
-            f"{name} ({len(wrong)} such tokens in the batch). The step was not made: to this teacher the token is impossible."
+            f"a teacher's log-probability must be finite and at most 0, got {got} for token id {token} of {name} "
+            f"({len(wrong)} such tokens in the batch). The step was not made: {reason}."
         )
 
 

@@ -102,7 +102,7 @@ def test_a_request_that_the_server_refuses_is_not_asked_again_and_its_words_are_
 
     with serving(refusing) as address, pytest.raises(UserError) as found:
         client(address, num_retries=5).logprobs(ROWS[:1])
-    assert f"distillation.teacher = {address} must be the address of a vLLM server" in str(found.value)
+    assert f"distillation.teacher = {address} must answer as a vLLM server" in str(found.value)
     assert "/v1/completions failed after 1 try: it answered 400 This model's maximum context length" in str(found.value)
     assert asked.count("/v1/completions") == 1
 

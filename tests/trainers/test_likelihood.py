@@ -1,4 +1,4 @@
-"""VAPO's likelihood loss: -mean(logprobs) over the tokens of right answers, beside the policy loss and whatever it is averaged by."""
+"""VAPO's likelihood loss: -mean(logprobs) over the tokens of right answers, whatever the policy loss is averaged by."""
 
 import contextlib
 import math
