@@ -45,7 +45,8 @@ def run(preset: str, steps: int) -> tuple[float, float, float]:
         result = strop.train(strop.load_config(CONFIG, overrides))
     scores = [evaluation.scores["sampled"].reward for evaluation in result.evaluations]
     phases = ("seconds/sample", "seconds/score", "seconds/logprobs", "seconds/train")
-    seconds = sorted(sum(step[name] for name in phases) for step in result.steps)
+    made = (step for step in result.steps if step["step"] > 0)  # 0: the evaluation before the first
+    seconds = sorted(sum(step[name] for name in phases) for step in made)
     return scores[0], scores[-1], seconds[len(seconds) // 2]
 
 
