@@ -75,6 +75,11 @@ class Session:
             digest.update(repr((prompt.tokens, prompt.label, dict(prompt.metadata))).encode())
         return digest.hexdigest()
 
+    def close(self) -> None:
+        """End the processes of scorers."""
+        for scorer in (self.scorer, *(held_out.scorer for held_out in self.held_out)):
+            scorer.close()
+
     def mark_place(self) -> None:
         """A step is done: what was collected until here is what a checkpoint of it holds."""
         self.place = Place(self.cursor.state(), self.num_prompts_sampled, self.waiting)
