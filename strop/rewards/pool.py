@@ -117,7 +117,9 @@ class Pool:
         worker = _Worker(WorkerProcess(self._spec), time.monotonic())
         self._workers.append(worker)
         for pipe in worker.process.pipes:
-            self._selector.register(pipe, selectors.EVENT_READ, worker)
+            self._selector.register(
+                pipe, selectors.EVENT_READ
+            )  # which holds no worker: one ends when nobody holds the pool
 
     def _drop(self, worker: _Worker, *, grace_s: float = 0.0) -> None:
         self._workers.remove(worker)
@@ -129,9 +131,8 @@ class Pool:
 
     def _hand_out(self, round_: _Round) -> None:
         for worker in [w for w in self._workers if w.is_ready and not w.left]:
-            if worker.is_spent or worker.process.has_ended:
-                self._drop(worker)
-            elif round_.waiting and not self._give(worker, round_):
+            is_of_use = not (worker.is_spent or worker.process.has_ended)
+            if not is_of_use or (round_.waiting and not self._give(worker, round_)):
                 self._drop(worker)
         if round_.waiting and self._may_start(round_):
             self._start()
@@ -155,10 +156,10 @@ class Pool:
     # ---- listening ----
 
     def _listen(self, round_: _Round) -> None:
-        heard = {key.data for key, _ in self._selector.select(self._until_next_limit())}
+        heard = {key.fd for key, _ in self._selector.select(self._until_next_limit())}
         for worker in list(self._workers):
             has_ended = worker.process.has_ended  # its pipe may stay open: what it started may hold it
-            if worker in heard or has_ended:
+            if has_ended or not heard.isdisjoint(worker.process.pipes):
                 worker.process.pass_on_prints()
                 for message in worker.process.messages():
                     self._take(worker, message, round_)
@@ -238,7 +239,7 @@ class Pool:
         begun, place = slow[0]
         rollout = round_.calls[place][0][1]
         logger.warning(
-            "scoring waits for %d calls of %s, the longest for %.0f s: prompt row %d, sample %d. reward.timeout_s = %g ends a call.",
+            "scoring waits for %d calls of %s, one for %.0f s: prompt row %d, sample %d. reward.timeout_s = %g ends it.",
             *(len(slow), self._spec.function, now - begun, rollout.prompt.row, rollout.sample, self._spec.timeout_s),
         )
 

@@ -52,8 +52,8 @@ async def all_in_time(
             if idle_s >= TELL_AFTER_S and not has_told:
                 has_told = True
                 tell(
-                    f"the engine has finished no prompt for {idle_s:.0f} s: {words()}. rollout.timeout_s = {limit_s:g} ends the "
-                    "wait."
+                    f"the engine has finished no prompt for {idle_s:.0f} s: {words()}. rollout.timeout_s = {limit_s:g} ends "
+                    "the wait."
                 )
             next_look = limit_s if has_told else min(limit_s, TELL_AFTER_S)
             await asyncio.wait([everything], timeout=max(0.0, next_look - idle_s))
@@ -75,6 +75,7 @@ def not_there(prompts: Sequence[Prompt], num_samples: int) -> Callable[[list[int
         there = (len(prompts) - len(places)) * num_samples
         rows = [str(prompts[place].row) for place in places]
         more = f" and {len(rows) - 8} more" if len(rows) > 8 else ""
-        return f"{there} of {len(prompts) * num_samples} samples are there, none or not all of prompt rows {', '.join(rows[:8])}{more}"
+        named = ", ".join(rows[:8]) + more
+        return f"{there} of {len(prompts) * num_samples} samples are there, none or not all of prompt rows {named}"
 
     return words
