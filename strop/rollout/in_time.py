@@ -11,6 +11,7 @@ from strop.types import Prompt, WaitError
 
 T = TypeVar("T")
 TELL_AFTER_S = 60.0  # without an end of anything
+MAX_END_S = 5.0  # for what is cancelled
 
 
 async def all_in_time(
@@ -33,35 +34,45 @@ async def all_in_time(
     """
     last, has_told = time.monotonic(), False
 
-    async def watched(one: Coroutine[Any, Any, T]) -> T:
+    def has_ended(task: asyncio.Task[T]) -> None:
         nonlocal last
-        found = await one
         last = time.monotonic()
-        return found
 
-    tasks = [asyncio.ensure_future(watched(one)) for one in work]
-    everything = asyncio.gather(*tasks)
+    tasks = [asyncio.ensure_future(one) for one in work]
+    for task in tasks:
+        task.add_done_callback(has_ended)
     try:
-        while not everything.done():
+        while waiting := [place for place, task in enumerate(tasks) if not task.done()]:
             idle_s = time.monotonic() - last
-            words = lambda: missing([place for place, task in enumerate(tasks) if not task.done()])  # noqa: E731
             if idle_s >= limit_s:
                 raise WaitError(
-                    f"rollout.timeout_s = {limit_s:g} s went by in which the engine finished no prompt: {words()}."
+                    f"rollout.timeout_s = {limit_s:g} s went by in which the engine finished no prompt: {missing(waiting)}."
                 )
             if idle_s >= TELL_AFTER_S and not has_told:
                 has_told = True
                 tell(
-                    f"the engine has finished no prompt for {idle_s:.0f} s: {words()}. rollout.timeout_s = {limit_s:g} ends "
-                    "the wait."
+                    f"the engine has finished no prompt for {idle_s:.0f} s: {missing(waiting)}. "
+                    f"rollout.timeout_s = {limit_s:g} ends the wait."
                 )
             next_look = limit_s if has_told else min(limit_s, TELL_AFTER_S)
-            await asyncio.wait([everything], timeout=max(0.0, next_look - idle_s))
-        return everything.result()
+            done, _ = await asyncio.wait(tasks, timeout=next_look - idle_s, return_when=asyncio.FIRST_EXCEPTION)
+            for task in done:
+                task.result()  # raises what it raised, while others are still at work
+        return [task.result() for task in tasks]
     finally:
-        everything.cancel()
-        for task in tasks:
-            task.cancel()
+        await _end(tasks)
+
+
+async def _end(tasks: Sequence[asyncio.Task[Any]]) -> None:
+    """Cancel what is not done, and do not wait for ever for what takes its time about it."""
+    waiting = [task for task in tasks if not task.done()]
+    for task in waiting:
+        task.cancel()
+    if waiting:
+        await asyncio.wait(waiting, timeout=MAX_END_S)
+    for task in tasks:
+        if task.done() and not task.cancelled():
+            task.exception()  # looked at, so that asyncio does not speak of it: the first one was raised
 
 
 def not_there(prompts: Sequence[Prompt], num_samples: int) -> Callable[[list[int]], str]:
