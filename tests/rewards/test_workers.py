@@ -171,6 +171,21 @@ def test_an_async_call_that_takes_too_long_ends_alone_and_its_worker_stays(score
     assert rewards(scorer(rollouts_of("c"))) == [pid]
 
 
+def test_async_calls_in_flight_when_another_one_ends_the_worker_are_made_again_and_score(scorer_of):
+    source = """
+    import asyncio, os
+    async def score(rollout):
+        await asyncio.sleep(0.1)
+        if rollout.text == "exits":
+            os._exit(3)
+        await asyncio.sleep(0.1)
+        return 1.0
+    """
+    scored = scorer_of(source, on_error="exclude", max_concurrent=4)(rollouts_of("a", "exits", "b", "c", "d"))
+    assert rewards(scored) == [1.0, None, 1.0, 1.0, 1.0]
+    assert scored.metrics["reward/num_crashes"].value == 1
+
+
 def test_a_time_limit_of_the_function_s_own_is_an_error_like_any_other(scorer_of):
     source = "async def score(rollout):\n    raise TimeoutError('the judge is slow')"
     scored = scorer_of(source, on_error="exclude")(rollouts_of("a"))
@@ -305,12 +320,19 @@ def test_random_numbers_of_a_function_follow_from_the_rollout_and_not_from_the_w
     assert len({parts["python"] for parts in first}) == 6
 
 
-def test_a_slow_function_has_as_many_workers_as_were_asked_for_and_a_fast_one_has_one(scorer_of):
-    source = "import os, time\ndef score(rollout):\n    time.sleep({})\n    return os.getpid()"
-    slow = scorer_of(source.format(0.15), num_workers=3)(rollouts_of(*"abcdefghijkl"))
-    assert len(set(rewards(slow))) == 3
-    fast = scorer_of(source.format(0), num_workers=3)(rollouts_of(*"abc"))
-    assert len(set(rewards(fast))) == 1
+def test_a_slow_function_has_as_many_workers_as_were_asked_for_and_a_fast_one_has_one(scorer_of, tmp_path):
+    source = f"""
+    import os, time
+    open({str(tmp_path)!r} + "/" + str(os.getpid()) + ".loaded", "w").close()
+    def score(rollout):
+        time.sleep(float(rollout.text))
+        return os.getpid()
+    """
+    scorer = scorer_of(source, num_workers=3)
+    scorer(rollouts_of(*["0"] * 3))
+    time.sleep(0.4)  # in which a worker that was started would have loaded the function
+    assert len(list(tmp_path.glob("*.loaded"))) == 1
+    assert len(set(rewards(scorer(rollouts_of(*["0.15"] * 12))))) == 3
 
 
 def test_progress_counts_rollouts_whoever_scores_them(scorer_of):
