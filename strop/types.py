@@ -66,6 +66,14 @@ class GuardError(StropError):
     """A guard stopped the step before the optimizer: the message names what was out of bounds."""
 
 
+class WaitError(StropError):
+    """A wait came to its limit: the message names what was waited for."""
+
+
+class EngineError(StropError):
+    """An engine gave something else than what it was asked for."""
+
+
 @dataclass(frozen=True, slots=True)
 class Prompt:
     """One task, ready to be sampled from.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
@@ -39,6 +40,12 @@ class RolloutOptions(Options):
         description="Prompt and max_response_tokens of all samples that are sampled at the same time, at most; none: no cap.",
     )
 
+    timeout_s: float = Field(
+        default=3600.0,
+        gt=0,
+        description="Seconds without a finished prompt after which sampling is taken to be stuck, and the run stops.",
+    )
+
     @property
     def round_size(self) -> int:
         """Prompts of one round of sampling."""
@@ -71,6 +78,7 @@ _OnError = Annotated[
 class _FunctionOptions(Options):
     """Of functions that users write: what they return, and how they are called."""
 
+    batched: bool
     on_error: _OnError = "fail"
     per: Literal["response", "turn", "token"] = Field(
         default="response",
@@ -81,12 +89,43 @@ class _FunctionOptions(Options):
         description="Weight of each named reward in their sum; none given: all 1. With gdpo, of each normalised reward.",
     )
     max_concurrent: int = Field(
-        default=64, ge=1, description="How many calls of an async function run at once; others are called one by one."
+        default=64, ge=1, description="How many calls of an async function run at once, in one worker."
     )
+    num_workers: int | None = Field(
+        default=None,
+        ge=0,
+        le=1024,
+        description="Processes in which the function is called; 0: that of the run, where nothing stops a call. "
+        "none: one per core up to 4, and one for an async or batched function.",
+    )
+    timeout_s: float | None = Field(
+        default=None,
+        gt=0,
+        description="Seconds that a call may take before it is stopped; none: 60, and 600 for the call of a batched function.",
+    )
+    memory_limit_mb: int = Field(
+        default=4096,
+        ge=64,
+        description="Megabytes that a worker may have on top of what it takes when the function is loaded (Linux).",
+    )
+
+    @property
+    def call_timeout_s(self) -> float:
+        """Seconds that a call may take."""
+        return (600.0 if self.batched else 60.0) if self.timeout_s is None else self.timeout_s
 
     def problems(self) -> Iterator[Problem]:
         if self.weights and not any(self.weights.values()):
             yield Problem("weights", f"must not all be 0, got {self.weights}: every reward would be 0.")
+
+    def idle(self) -> Iterator[Idle]:
+        if self.num_workers == 0:
+            for name in ("timeout_s", "memory_limit_mb"):
+                yield Idle(
+                    name, "cannot act with reward.num_workers = 0: nothing stops a call in the process of the run"
+                )
+        elif sys.platform != "linux":
+            yield Idle("memory_limit_mb", "cannot act on this system: Linux alone holds such a limit")
 
 
 class ExactRewardOptions(Options):
@@ -124,8 +163,17 @@ class FunctionRewardOptions(_FunctionOptions):
     batched: bool = Field(default=False, description="It takes a list of rollouts and returns as many scores.")
 
     def idle(self) -> Iterator[Idle]:
+        yield from super().idle()
         if self.batched:
             yield Idle("max_concurrent", "cannot act with reward.batched = true: the function is called once a step")
+
+    def problems(self) -> Iterator[Problem]:
+        yield from super().problems()
+        if self.batched and (self.num_workers or 0) > 1:
+            yield Problem(
+                "num_workers",
+                f"must be 0 or 1 with reward.batched = true, got {self.num_workers}: the function is called once a step.",
+            )
 
 
 class SlimeRewardOptions(_FunctionOptions):
@@ -140,6 +188,15 @@ class SlimeRewardOptions(_FunctionOptions):
         default=None, description="Which value of a returned dict is the reward; none leaves a dict as named rewards."
     )
     args: dict[str, Any] = Field(default_factory=dict, description="What the function finds as attributes of `args`.")
+
+    def problems(self) -> Iterator[Problem]:
+        yield from super().problems()
+        if (self.num_workers or 0) > 1:
+            yield Problem(
+                "num_workers",
+                f'must be 0 or 1 with reward.kind = "slime", got {self.num_workers}: such functions are async, and their calls '
+                "share one event loop. reward.max_concurrent says how many run at once.",
+            )
 
 
 class NoRewardOptions(Options):

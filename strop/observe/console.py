@@ -146,6 +146,9 @@ _COLUMNS = (
 _COUNTS = (  # shown where there are any
     ("no-op updates", "skipped_steps"),
     ("scorer errors", "reward/num_errors"),
+    ("timeouts", "reward/num_timeouts"),
+    ("crashes", "reward/num_crashes"),
+    ("out of memory", "reward/num_out_of_memory"),
     ("left out", "reward/num_excluded"),
     ("groups of one", "groups_of_one"),
     ("rounds", "rounds"),

@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Callable
+from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -49,10 +50,37 @@ def load_function(spec: str, *, option: str = "reward.function") -> Callable[[An
 
 
 def source_file(spec: str) -> Path | None:
-    """The file that a loaded function's module was read from; None where there is none."""
+    """The file that a function's module is read from; None where there is none."""
     source = spec.rpartition(":")[0]
-    file = source if source.endswith(".py") else getattr(sys.modules.get(source), "__file__", None)
+    file = source if source.endswith(".py") else _module_file(source)
     return Path(file) if file and Path(file).is_file() else None
+
+
+def is_only_here(spec: str) -> bool:
+    """Can no other process load it? So it is with what was written in a notebook, or made while the program runs.
+
+    >>> is_only_here("__main__:score"), is_only_here("json:loads")
+    (True, False)
+    """
+    source = spec.rpartition(":")[0]
+    if source == "__main__":
+        return True
+    module = None if source.endswith(".py") else sys.modules.get(source)
+    return module is not None and module.__spec__ is None
+
+
+def _module_file(source: str) -> str | None:
+    """Of a module by its name, without importing it or its packages."""
+    if source in sys.modules:
+        return getattr(sys.modules[source], "__file__", None)
+    found, places = None, [str(Path.cwd()), *sys.path]
+    parts = source.split(".")
+    for depth in range(1, len(parts) + 1):
+        found = PathFinder.find_spec(".".join(parts[:depth]), places)
+        if found is None:
+            return None
+        places = list(found.submodule_search_locations or ())
+    return None if found is None else found.origin
 
 
 def _load_module(source: str, spec: str, option: str) -> ModuleType:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Callable
-from functools import partial
+from dataclasses import replace
 from typing import Any
 
-from strop.compat.slime import SlimeReward, provide_slime_types
 from strop.config.sampling import (
     DatasetRewardOptions,
     ExactRewardOptions,
@@ -18,14 +18,17 @@ from strop.config.sampling import (
     RewardOptions,
     SlimeRewardOptions,
 )
-from strop.rewards.concurrent import is_async, run_all
 from strop.rewards.dataset import DatasetScore
 from strop.rewards.exact import exact_label, exact_score
-from strop.rewards.function import load_function, source_file
+from strop.rewards.function import is_only_here, source_file
 from strop.rewards.maths import MathScore, math_label
 from strop.rewards.number import number_label, number_score
-from strop.rewards.scorer import Scorer, Unscored
+from strop.rewards.pool import Pool
+from strop.rewards.scorer import Scorer, Unscored, one_by_one
+from strop.rewards.user_function import FunctionSpec, OwnProcess
 from strop.types import RewardError, Rollout
+
+logger = logging.getLogger("strop")
 
 
 def make_scorer(options: RewardOptions) -> Scorer:
@@ -35,7 +38,7 @@ def make_scorer(options: RewardOptions) -> Scorer:
         options: the table `reward` of the config.
 
     Returns:
-        A scorer, ready to use.
+        A scorer, ready to use. It may hold processes: close it when it is not needed any more.
 
     Raises:
         RewardError: reward.function cannot be loaded, or is not what the options want.
@@ -45,61 +48,74 @@ def make_scorer(options: RewardOptions) -> Scorer:
     """
     match options:
         case ExactRewardOptions():
-            return Scorer(lambda rollout: exact_score(rollout, strip=options.strip), "exact")
+            return _own_scorer(lambda rollout: exact_score(rollout, strip=options.strip), "exact")
         case NumberRewardOptions():
-            score = lambda rollout: number_score(rollout, tolerance=options.tolerance)  # noqa: E731
-            return Scorer(score, "number")
+            return _own_scorer(lambda rollout: number_score(rollout, tolerance=options.tolerance), "number")
         case MathRewardOptions():
             maths = MathScore()
-            return Scorer(maths, "math", metrics=maths.take_metrics)
+            return _own_scorer(maths, "math", metrics=maths.take_metrics)
         case DatasetRewardOptions():
-            return Scorer(DatasetScore(), "dataset", options.on_error)
-        case FunctionRewardOptions():
-            return _function_scorer(options)
-        case SlimeRewardOptions():
-            return _foreign_scorer(options, _slime_reward(options), is_batched=True)
+            return _own_scorer(DatasetScore(), "dataset", options.on_error)
+        case FunctionRewardOptions() | SlimeRewardOptions():
+            return _users_scorer(options)
         case NoRewardOptions():
             return Unscored()
 
 
-def _function_scorer(options: FunctionRewardOptions) -> Scorer:
-    function, limit = load_function(options.function), options.max_concurrent
-    if not is_async(function):
-        if limit != type(options).model_fields["max_concurrent"].default:
-            raise RewardError(
-                f"reward.max_concurrent cannot act: {options.function} is no async function, and is called once at a time. "
-                "Leave it out, or write async def."
-            )
-        return _foreign_scorer(options, function, is_batched=options.batched)
-    if options.batched:
-        return _foreign_scorer(options, lambda rollouts: _finished(function, rollouts), is_batched=True)
-    return _foreign_scorer(options, function, max_concurrent=limit)
+def _own_scorer(score: Callable[[Rollout], Any], name: str, *more: Any, **metrics: Any) -> Scorer:
+    return Scorer(one_by_one(score, name), name, *more, **metrics)
 
 
-def _finished(function: Callable[..., Any], rollouts: list[Rollout]) -> Any:
-    """What an async function returns for all rollouts at once."""
-    (found,) = run_all([partial(function, rollouts)], max_concurrent=1)
-    if isinstance(found, BaseException):
-        raise found
-    return found
+def _users_scorer(options: FunctionRewardOptions | SlimeRewardOptions) -> Scorer:
+    stops, in_workers = options.on_error == "fail", options.num_workers != 0
+    if in_workers and is_only_here(options.function):
+        logger.warning(
+            "%s can be loaded by no other process, and is called in that of the run, where reward.timeout_s and "
+            "reward.memory_limit_mb do not hold. Put it into a file of its own.",
+            options.function,
+        )
+        in_workers = False
+    if in_workers:
+        ask = Pool(_spec(options), num_workers=options.num_workers, stops_at_failure=stops)
+    else:
+        ask = OwnProcess(_spec(options, has_limits=False), stops_at_failure=stops)
+    try:
+        _check_async(options, is_async=ask.is_async)
+    except RewardError:
+        ask.close()
+        raise
+    return Scorer(ask, options.function, options.on_error, has_limits=in_workers, close=ask.close)
 
 
-def _foreign_scorer(
-    options: FunctionRewardOptions | SlimeRewardOptions, score: Callable[[Any], Any], **more: Any
-) -> Scorer:
-    return Scorer(score, options.function, options.on_error, per=options.per, weights=options.weights, **more)
+def _check_async(options: FunctionRewardOptions | SlimeRewardOptions, *, is_async: bool) -> None:
+    """What the config alone cannot tell."""
+    if not is_async and options.max_concurrent != type(options).model_fields["max_concurrent"].default:
+        raise RewardError(
+            f"reward.max_concurrent cannot act: {options.function} is no async function, and is called once at a time in each "
+            "worker. Leave it out, set reward.num_workers, or write async def."
+        )
+    if is_async and (options.num_workers or 0) > 1:
+        raise RewardError(
+            f"reward.num_workers must be 0 or 1 for an async function, got {options.num_workers}: the calls of "
+            f"{options.function} share one event loop. reward.max_concurrent says how many run at once."
+        )
 
 
-def _slime_reward(options: SlimeRewardOptions) -> SlimeReward:
-    provide_slime_types()
-    return SlimeReward(
-        load_function(options.function),
-        options.function,
-        options.args,
-        run=partial(run_all, max_concurrent=options.max_concurrent),
-        reward_key=options.reward_key,
-        is_batched=options.batched,
+def _spec(options: FunctionRewardOptions | SlimeRewardOptions, *, has_limits: bool = True) -> FunctionSpec:
+    spec = FunctionSpec(
+        kind=options.kind,
+        function=options.function,
+        batched=options.batched,
+        per=options.per,
+        weights=options.weights,
+        max_concurrent=options.max_concurrent,
     )
+    if isinstance(options, SlimeRewardOptions):
+        spec = replace(spec, reward_key=options.reward_key, args=options.args)
+    if has_limits:
+        limits = {"timeout_s": options.call_timeout_s, "memory_limit_mb": options.memory_limit_mb}
+        spec = replace(spec, **limits, is_seeded=True)
+    return spec
 
 
 def label_check(options: RewardOptions) -> Callable[[Any], object] | None:

@@ -26,11 +26,26 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """No score, because of `error`, or because the score is not finite."""
+    """No score, because of `error`, because the score is not finite, or because the function was stopped.
+
+    `excluded` is one word for what happened: "scorer_error", "nan_score", "scorer_timeout", "scorer_crash" or
+    "scorer_out_of_memory". `advice` says what may help beside mending the function.
+    """
 
     excluded: str
     reason: str
     error: BaseException | None = None
+    advice: str = ""
+
+
+class ElsewhereError(Exception):
+    """What a function raised in another process: the traceback there, as text."""
+
+    def __str__(self) -> str:
+        return f"in another process:\n{self.args[0]}"
+
+
+Outcome = Score | Failure | None  # of a rollout; None: the function gave no score
 
 
 @dataclass(frozen=True, slots=True)

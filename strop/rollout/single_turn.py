@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from strop.types import Completion, Engine, GenerateRequest, Group, Prompt, Rollout, Sampling
+from strop.types import Completion, Engine, EngineError, GenerateRequest, Group, Prompt, Rollout, Sampling
 
 Decode = Callable[[Sequence[int]], str]
 
@@ -12,9 +12,17 @@ Decode = Callable[[Sequence[int]], str]
 async def sample_group(
     engine: Engine, prompt: Prompt, *, group_id: int, seeds: Sequence[int], sampling: Sampling, decode: Decode
 ) -> Group:
-    """Sample one rollout per seed."""
+    """Sample one rollout per seed.
+
+    Raises:
+        EngineError: the engine gives another number of samples.
+    """
     request = GenerateRequest(prompt.tokens, tuple(seeds), sampling)
     completions = await engine.generate(request)
+    if len(completions) != len(seeds):
+        raise EngineError(
+            f"the engine must give {len(seeds)} samples of prompt row {prompt.row}, got {len(completions)}."
+        )
     rollouts = (_rollout(prompt, group_id, i, completion, decode) for i, completion in enumerate(completions))
     return Group(group_id, prompt, tuple(rollouts))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -10,7 +9,7 @@ from dataclasses import replace
 from strop import interrupts
 from strop.config.advantage import NEEDS_GROUP, TAKES_TOKEN_REWARDS
 from strop.rewards import penalise
-from strop.rollout import TokenBudget, mix_seed, sample_group
+from strop.rollout import TokenBudget, all_in_time, mix_seed, not_there, sample_group
 from strop.runtime.session import Session
 from strop.types import FilterError, Group, Metric, Prompt, Rollout, Sampling, StepMetrics, merge_metrics
 
@@ -129,7 +128,12 @@ async def sample(session: Session, prompts: Sequence[tuple[int, Prompt]]) -> tup
         return group
 
     with session.console.phase("sample", len(prompts) * options.group_size):
-        groups = await asyncio.gather(*(one(number, prompt) for number, prompt in prompts))
+        groups = await all_in_time(
+            [one(number, prompt) for number, prompt in prompts],
+            limit_s=options.timeout_s,
+            missing=not_there([prompt for _, prompt in prompts], options.group_size),
+            tell=session.console.warn,
+        )
     return groups, {} if budget.limit is None else {"tokens_in_flight": Metric("max", budget.most_in_flight)}
 
 

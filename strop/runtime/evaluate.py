@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -34,14 +35,19 @@ def evaluate(config: TrainConfig, *, console: Console | None = None) -> Evaluati
     folder = RunFolder(model.parent)
     if model in (folder.model, folder.best) and folder.config.exists():
         folder.check_model(model)
-    scorers = make_eval_scorers(config, make_scorer(config.reward))
-    set_threads(config.trainer.num_threads)
-    loaded = load_model(config.model)
-    check_stop_token_ids(loaded, config.rollout.stop_token_ids)
-    sets = load_held_out(config, loaded, console, scorers)
-    interrupts.check()
-    work = answer_all(make_engine(config, loaded), sets, config, step=0, decode=decoder(loaded), console=console)
-    return run_async(_interruptible(work))
+    of_run = make_scorer(config.reward)
+    with ExitStack() as everything:
+        everything.callback(of_run.close)
+        scorers = make_eval_scorers(config, of_run)
+        for scorer in scorers.values():
+            everything.callback(scorer.close)
+        set_threads(config.trainer.num_threads)
+        loaded = load_model(config.model)
+        check_stop_token_ids(loaded, config.rollout.stop_token_ids)
+        sets = load_held_out(config, loaded, console, scorers)
+        interrupts.check()
+        work = answer_all(make_engine(config, loaded), sets, config, step=0, decode=decoder(loaded), console=console)
+        return run_async(_interruptible(work))
 
 
 async def _interruptible(work: Coroutine[Any, Any, Evaluation]) -> Evaluation:

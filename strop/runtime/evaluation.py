@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -13,7 +12,7 @@ from strop.config import EvalSetOptions, RewardOptions, TrainConfig
 from strop.config.evaluation import metric_prefix
 from strop.observe.console import Console
 from strop.rewards import Scored, Scorer, answer_key
-from strop.rollout import mix_seed, sample_group
+from strop.rollout import all_in_time, mix_seed, not_there, sample_group
 from strop.rollout.single_turn import Decode
 from strop.runtime.scores import Score, score_answers
 from strop.types import Engine, Metric, Prompt, RewardError, Rollout, Sampling
@@ -97,7 +96,12 @@ async def answer_all(
         for held_out in sets:
             answers[held_out.name] = ()
             for way, (sampling, count) in _ways(held_out, config).items():
-                groups = await asyncio.gather(*(answer(prompt, sampling, count) for prompt in held_out.prompts))
+                groups = await all_in_time(
+                    [answer(prompt, sampling, count) for prompt in held_out.prompts],
+                    limit_s=config.rollout.timeout_s,
+                    missing=not_there(held_out.prompts, count),
+                    tell=console.warn,
+                )
                 scored = _scored(held_out, [r for group in groups for r in group])
                 rollouts = scored.rollouts
                 scores[f"{held_out.name}/{way}".removeprefix("/")] = score_answers(

@@ -36,7 +36,8 @@ _MAY_CHANGE = (
     "critic.path",
 )
 _MAY_CHANGE += ("trainer.num_threads", "trainer.max_tokens_per_micro_batch", "trainer.layout")
-_MAY_CHANGE += ("rollout.max_tokens_in_flight", "filter.max_rounds")
+_MAY_CHANGE += ("rollout.max_tokens_in_flight", "rollout.timeout_s", "filter.max_rounds")
+_MAY_CHANGE += ("reward.num_workers", "reward.timeout_s", "reward.memory_limit_mb")
 _MAY_CHANGE += ("distillation.request_timeout_s", "distillation.num_retries")
 # Names that others begin with. What they bring is compared: a teacher by its weights.
 _MAY_CHANGE_ITSELF = ("distillation.teacher", "distillation.teachers")

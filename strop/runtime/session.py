@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
@@ -75,6 +76,11 @@ class Session:
             digest.update(repr((prompt.tokens, prompt.label, dict(prompt.metadata))).encode())
         return digest.hexdigest()
 
+    def close(self) -> None:
+        """End the processes of scorers."""
+        for scorer in (self.scorer, *(held_out.scorer for held_out in self.held_out)):
+            scorer.close()
+
     def mark_place(self) -> None:
         """A step is done: what was collected until here is what a checkpoint of it holds."""
         self.place = Place(self.cursor.state(), self.num_prompts_sampled, self.waiting)
@@ -82,8 +88,20 @@ class Session:
 
 def open_session(config: TrainConfig, console: Console, folder: RunFolder) -> Session:
     """Load what the config names. What is cheap to get wrong comes first, the model's weights last."""
-    scorer = make_scorer(config.reward)
-    scorers = make_eval_scorers(config, scorer)
+    with ExitStack() as on_failure:
+        scorer = make_scorer(config.reward)
+        on_failure.callback(scorer.close)
+        scorers = make_eval_scorers(config, scorer)
+        for of_set in scorers.values():
+            on_failure.callback(of_set.close)
+        session = _open(config, console, folder, scorer, scorers)
+        on_failure.pop_all()
+    return session
+
+
+def _open(
+    config: TrainConfig, console: Console, folder: RunFolder, scorer: Scorer, scorers: Mapping[str, Scorer]
+) -> Session:
     filters = Filters(config.filter, looks_at_parts=config.algorithm.advantage.kind == "gdpo")
     set_threads(config.trainer.num_threads)
     interrupts.check()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -74,16 +74,17 @@ def opened(config: TrainConfig, console: Console, *, resume: bool = False) -> It
     folder = RunFolder(config.folder)
     with folder.held(overwrite=config.run.overwrite, resume=resume):
         session = open_session(config, console, folder)
-        if resume:
-            restore(session)
-        interrupts.check()
-        if session.step >= config.run.num_steps:
-            console.warn(
-                f"nothing is left to do: step {session.step} of run.num_steps = {config.run.num_steps} is made."
-            )
-        if config.run.overwrite and not resume:
-            folder.clear()
-        yield session
+        with closing(session):
+            if resume:
+                restore(session)
+            interrupts.check()
+            if session.step >= config.run.num_steps:
+                console.warn(
+                    f"nothing is left to do: step {session.step} of run.num_steps = {config.run.num_steps} is made."
+                )
+            if config.run.overwrite and not resume:
+                folder.clear()
+            yield session
 
 
 def run(session: Session) -> bool:

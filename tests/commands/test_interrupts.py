@@ -112,7 +112,8 @@ def test_an_interrupt_that_an_import_swallows_is_remembered(small, tmp_path, the
         "def score(rollout):\n    return 1.0\n"
     )
     done = strop(
-        "train", small.train, "--reward.function", f"{tmp_path}/mine.py:score", "--run.folder", tmp_path / "run"
+        *("train", small.train, "--reward.function", f"{tmp_path}/mine.py:score", "--reward.num_workers", "0"),
+        *("--run.folder", tmp_path / "run"),
     )
     assert done.code == 130, done
     assert not (tmp_path / "run").exists()
@@ -142,11 +143,15 @@ def test_a_second_signal_after_all_is_saved_does_not_change_how_it_ends(small, t
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl_c", "sigterm"])
 def test_a_scorer_that_takes_long_does_not_keep_a_run_from_stopping(small, tmp_path, number):
     (tmp_path / "judge.py").write_text(
-        "import time\ndef score(rollout):\n    print('judging', flush=True)\n    time.sleep(300)\n    return 1.0\n"
+        "import os, time\n"
+        "def score(rollout):\n    print('judging', os.getpid(), flush=True)\n    time.sleep(300)\n    return 1.0\n"
     )
     flags = ("--reward.function", f"{tmp_path}/judge.py:score", "--run.folder", tmp_path / "run")
     done = interrupted(number, "train", small.train, *flags, cwd=tmp_path, after="judging")
     assert done.code == 130, done
+    for worker in re.findall(r"judging (\d+)", done.out):
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(worker), 0)
     assert steps_of(done) == 0
     assert same_weights(tmp_path / "run/model", small.start)
 

@@ -381,9 +381,15 @@ MESSAGES = {
     "there is no complete checkpoint": ["--resume"],
     "eval.data must be given": [],
 }
-MET_IN_OTHER_TESTS = {  # of tests/commands/test_run_folder.py and tests/runtime/test_resume.py
-    "is being written by a run",
-    "as in the run that is resumed",
+MET_IN_OTHER_TESTS = {
+    "is being written by a run",  # tests/commands/test_run_folder.py
+    "as in the run that is resumed",  # tests/runtime/test_resume.py
+    "did not end within reward.timeout_s",  # tests/rewards/test_workers.py, and the next three
+    "ended its process",
+    "lost its process to signal",
+    "scoring waits for",
+    "the engine has finished no prompt for",  # tests/rollout/test_in_time.py
+    "in which the engine finished no prompt",  # tests/commands/test_waits.py
 }
 
 

@@ -117,7 +117,7 @@ def test_an_answer_that_would_take_for_ever_scores_zero_is_counted_and_the_next_
 @pytest.mark.parametrize("bomb", [r"\boxed{10^{10^{10}}}", r"\boxed{2^{10^9}}", BOMBS[0]])
 def test_an_answer_costs_at_most_half_a_second_of_processor_time(scorer, bomb):
     """So that on an idle machine it is scored within 1 s; wall clock would measure what else the machine does."""
-    server = Path(f"/proc/{scorer._score._process._process.pid}/stat")
+    server = Path(f"/proc/{process_of(scorer).pid}/stat")
 
     def spent():
         """Processor time of the children that the server has waited for."""
@@ -145,7 +145,7 @@ def test_it_works_off_the_main_thread_and_from_many_at_once(score):
 
 def test_the_process_is_started_again_when_it_was_killed():
     scorer = make_scorer(MathRewardOptions())
-    process = scorer._score._process._process
+    process = process_of(scorer)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     assert scorer([make_rollout(r"\boxed{\frac{14}{2}}", "7")]).rollouts[0].reward == 1.0
@@ -154,7 +154,7 @@ def test_the_process_is_started_again_when_it_was_killed():
 def test_a_process_that_does_not_answer_in_time_is_ended_and_started_again(monkeypatch):
     scorer = make_scorer(MathRewardOptions())
     monkeypatch.setattr("strop.rewards.maths_process.MAX_WAIT_S", 0.2)  # below the limit of processor time
-    first = scorer._score._process._process
+    first = process_of(scorer)
     scored = scorer([make_rollout(BOMBS[0], "7")])
     assert first.returncode == -signal.SIGKILL
     assert scored.rollouts[0].reward == 0.0
@@ -167,14 +167,20 @@ def test_the_process_ends_with_its_scorer_and_with_the_program():
     program = (
         "from strop.config.sampling import MathRewardOptions; from strop.rewards import make_scorer\n"
         "one, two = (make_scorer(MathRewardOptions()) for _ in range(2))\n"
-        "process = one._score._process._process; del one\n"
-        "print(process.poll(), two._score._process._process.pid)"
+        "process_of = lambda scorer: scorer._metrics.__self__._process._process\n"
+        "process = process_of(one); del one\n"
+        "print(process.poll(), process_of(two).pid)"
     )
     done = subprocess.run([sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, check=True)
     status, pid = done.stdout.split()
     assert (status, done.stderr) == (str(-signal.SIGKILL), "")
     with pytest.raises(ProcessLookupError):
         os.kill(int(pid), 0)
+
+
+def process_of(scorer):
+    """That of math-verify."""
+    return scorer._metrics.__self__._process._process
 
 
 @settings(max_examples=50, deadline=None)

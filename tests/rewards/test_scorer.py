@@ -23,7 +23,7 @@ def score_with(tmp_path):
     def score(source, *, texts=("a", "b", "c", "d"), **options):
         path = tmp_path / "score.py"
         path.write_text(source)
-        scorer = make_scorer(FunctionRewardOptions(function=f"{path}:score", **options))
+        scorer = make_scorer(FunctionRewardOptions(function=f"{path}:score", num_workers=0, **options))
         return scorer([make_rollout(text, row=i // 2, sample=i % 2) for i, text in enumerate(texts)])
 
     return score
@@ -34,7 +34,9 @@ def rewards(scored):
 
 
 def metrics(scored):
-    return {name: metric.value for name, metric in scored.metrics.items()}
+    """Those that are not 0, and these two."""
+    always = ("reward/num_errors", "reward/num_excluded")
+    return {name: m.value for name, m in scored.metrics.items() if m.value or name in always}
 
 
 @pytest.mark.parametrize("returned", ["[1.0]", "[1.0, 2.0, 3.0]", "[]", "[1.0] * 5"])
@@ -206,7 +208,8 @@ def test_named_rewards_whose_sum_is_not_finite_are_no_score(score_with):
 )
 def test_numbers_of_other_libraries_are_numbers(monkeypatch, value, expected):
     monkeypatch.setattr(math, "strop_score", lambda rollout: value, raising=False)
-    (rollout,) = make_scorer(FunctionRewardOptions(function="math:strop_score"))([make_rollout("a")]).rollouts
+    options = FunctionRewardOptions(function="math:strop_score", num_workers=0)
+    (rollout,) = make_scorer(options)([make_rollout("a")]).rollouts
     assert rollout.reward == expected
     assert type(rollout.reward) is float
 

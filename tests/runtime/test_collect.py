@@ -1,10 +1,10 @@
 """Collecting: which random streams a step's samples draw from."""
 
 import asyncio
-import contextlib
 import types
 
 from strop.config import TrainConfig, make_config
+from strop.observe.console import QuietConsole
 from strop.rollout import mix_seed
 from strop.runtime.collect import gather_groups
 from strop.types import Completion, Prompt
@@ -35,7 +35,7 @@ def test_seeds_follow_from_the_seed_the_step_and_the_place_in_it():
         cursor=types.SimpleNamespace(take=lambda n: list(range(n)), metrics=dict),
         filters=lambda groups: types.SimpleNamespace(groups=groups, dropped={}),
         scorer=lambda rollouts, advance: types.SimpleNamespace(rollouts=rollouts, metrics={}),
-        console=types.SimpleNamespace(phase=lambda *_: contextlib.nullcontext(), advance=lambda _: None),
+        console=QuietConsole(),
         decode=lambda tokens: "",
         waiting=(),
         num_prompts_sampled=0,

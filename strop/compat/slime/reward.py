@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
-import itertools
 import sys
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from strop.compat.slime.sample import Sample, SamplesOfAPrompt, sample_of
 from strop.types import RewardError, Rollout
-
-Call = Callable[[], Coroutine[Any, Any, Any]]
 
 
 class SlimeArgs:
@@ -36,61 +31,37 @@ class SlimeArgs:
 
 
 class SlimeReward:
-    """Scores a list of rollouts with a function of slime's. A function that raises gives the exception in place of a score.
+    """What a function of slime's is given for rollouts, and which scores it returned.
 
     Args:
-        function: takes (args, sample), or (args, samples) with is_batched; plain or async.
         name: of the function, for messages.
         args: attributes of `args`, beside reward_key.
-        run: runs calls side by side; an exception in place of the result of one that raised.
         reward_key: which value of a returned dict is the reward; None leaves a dict as named rewards.
         is_batched: the function takes the samples of one prompt and returns as many scores (slime's --group-rm).
     """
 
     def __init__(
-        self,
-        function: Callable[..., Any],
-        name: str,
-        args: Mapping[str, Any],
-        *,
-        run: Callable[[list[Call]], list[Any]],
-        reward_key: str | None = None,
-        is_batched: bool = False,
+        self, name: str, args: Mapping[str, Any], *, reward_key: str | None = None, is_batched: bool = False
     ) -> None:
-        self.name, self._function, self._reward_key, self._is_batched = name, function, reward_key, is_batched
-        self._run = run
+        self.name, self._reward_key, self._is_batched = name, reward_key, is_batched
         self._args = SlimeArgs({"reward_key": reward_key, **args})
-        self._numbers = itertools.count()
         known = sys.modules.get("slime.utils.types")
         self._sample_class = known.Sample if known else Sample
 
-    def __call__(self, rollouts: Sequence[Rollout]) -> list[Any]:
-        """One score, or exception, for each rollout.
+    def arguments(self, numbered: Sequence[tuple[int, Rollout]]) -> tuple[Any, Any]:
+        """`args`, and the sample or the samples; each rollout comes with its number among all that are scored."""
+        samples = [sample_of(rollout, number, self._sample_class) for number, rollout in numbered]
+        return self._args, SamplesOfAPrompt(samples) if self._is_batched else samples[0]
+
+    def values(self, returned: Any, number: int) -> list[Any]:
+        """One score, or exception, for each of a number of rollouts.
 
         Raises:
             RewardError: a score lacks reward_key, or a batched function returns another number of scores than samples.
         """
-        samples = [sample_of(rollout, next(self._numbers), self._sample_class) for rollout in rollouts]
-        scores = self._score_groups(samples) if self._is_batched else self._score_all(samples)
-        return [self._value(score) for score in scores]
-
-    def _score_all(self, given: Sequence[Any]) -> list[Any]:
-        return self._run([partial(self._call, one) for one in given])
-
-    def _score_groups(self, samples: list[Any]) -> list[Any]:
-        groups: dict[Any, list[int]] = {}
-        for place, sample in enumerate(samples):
-            groups.setdefault(sample.group_index, []).append(place)
-        given = [SamplesOfAPrompt(samples[place] for place in places) for places in groups.values()]
-        found: list[Any] = [None] * len(samples)
-        for places, scores in zip(groups.values(), self._score_all(given), strict=True):
-            for place, score in zip(places, self._as_many(scores, len(places)), strict=True):
-                found[place] = score
-        return found
+        return [self._value(score) for score in (self._as_many(returned, number) if self._is_batched else [returned])]
 
     def _as_many(self, scores: Any, number: int) -> list[Any]:
-        if isinstance(scores, BaseException):
-            return [scores] * number
         if isinstance(scores, str | bytes | Mapping) or not hasattr(scores, "__len__") or len(scores) != number:
             got = f"{len(scores)} scores" if hasattr(scores, "__len__") else type(scores).__name__
             raise RewardError(
@@ -98,10 +69,6 @@ class SlimeReward:
                 f"got {got} for {number} samples."
             )
         return list(scores)
-
-    async def _call(self, given: Any) -> Any:
-        result = self._function(self._args, given)
-        return await result if inspect.isawaitable(result) else result
 
     def _value(self, score: Any) -> Any:
         if score is None or isinstance(score, BaseException):

@@ -48,7 +48,15 @@ def _broken_line_of_sets(now: Values, folder: Path) -> Values:
 
 
 def _failing_scorer(now: Values, folder: Path) -> Values:
-    names = {"function": "failing", "slime": "slime_failing"}
+    return _named_scorer(now, folder, {"function": "failing", "slime": "slime_failing"})
+
+
+def _demanding_scorer(now: Values, folder: Path) -> Values:
+    return _named_scorer(now, folder, {"function": "demanding", "slime": "slime_demanding"})
+
+
+def _named_scorer(now: Values, folder: Path, names: dict[str, str]) -> Values:
+    """A function of the workshop for each table of a reward, by its kind."""
     kinds = {path.removesuffix(".kind"): kind for path, kind in now.items() if path.endswith("reward.kind")}
     return {f"{table}.function": f"{folder}/scorer.py:{names[kind]}" for table, kind in kinds.items() if kind in names}
 
@@ -130,6 +138,7 @@ SCENARIOS = (
     Scenario("a teacher's server that is not there", _silent_teacher),
     Scenario("made-up answers", _as_it_is, probe_scorer),
     Scenario("a scorer that fails", _failing_scorer, probe_scorer),
+    Scenario("a scorer that needs much memory", _demanding_scorer, probe_scorer),
     Scenario("a broken line in data", _broken_line("data")),
     Scenario("a broken line in eval.data", _broken_line("eval.data")),
     Scenario("a broken line in eval.sets", _broken_line_of_sets),

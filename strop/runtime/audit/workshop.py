@@ -35,6 +35,7 @@ class OwnLlama(LlamaForCausalLM):
 # that fail. All are async, and of those that score one rollout a call the score tells how many others run at the same time.
 _SCORER = """
 import asyncio
+import sys
 import zlib
 
 running = 0
@@ -99,6 +100,15 @@ async def failing(given):
 
 async def slime_failing(args, given):
     raise ValueError("a scorer that fails")
+
+async def demanding(given):
+    bytearray(128 << 20)
+    is_of_run = "torch" in sys.modules  # not in a worker of its own
+    return [is_of_run] * len(given) if isinstance(given, list) else is_of_run
+
+async def slime_demanding(args, given):
+    found = await demanding(given)
+    return found if args.reward_key is None or isinstance(given, list) else {args.reward_key: found}
 
 def keeps_group(*given):
     if len(given) == 1:
