@@ -1,19 +1,23 @@
 """Models that learn."""
 
-from strop.trainers.layout import Layout, cut, lay_out, padding_share
+from strop.trainers.cutting import Costs, Cut, cheapest, cut, cut_batch
+from strop.trainers.layout import Layout, lay_out
 from strop.trainers.schedule import lr_factor
 from strop.trainers.torch_critic import TorchCritic
 from strop.trainers.torch_trainer import TorchTrainer
 from strop.trainers.values import ValueModel, body_of
 
 __all__ = [
+    "Costs",
+    "Cut",
     "Layout",
     "TorchCritic",
     "TorchTrainer",
     "ValueModel",
     "body_of",
+    "cheapest",
     "cut",
+    "cut_batch",
     "lay_out",
     "lr_factor",
-    "padding_share",
 ]

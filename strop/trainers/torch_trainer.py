@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,7 +16,9 @@ from strop.config import TorchTrainerOptions
 from strop.data.batch import Batch
 from strop.trainers import state
 from strop.trainers.forward import TokenScorer
-from strop.trainers.layout import cut
+from strop.trainers.layout import LayoutKind
+from strop.trainers.layout_choice import Cutter
+from strop.trainers.sharing import RowSizes
 from strop.trainers.updates import Updates
 from strop.types import GuardError, Metric, StepMetrics, WeightSource
 
@@ -44,14 +47,13 @@ class TorchTrainer:
         self.options = options
         self.max_logprob_gap = max_logprob_gap
         self._policy = TokenScorer(model)
-        if options.layout == "packed":
-            self._policy.check_packing()
+        self._cut = Cutter(self._policy, options.layout, options.max_tokens_per_micro_batch)
         self._reference = TokenScorer(copy.deepcopy(model).requires_grad_(False)) if keeps_reference else None
         self._updates = Updates(
             {name: p for name, p in model.named_parameters() if p.requires_grad},
             options,
             total_steps=total_steps,
-            explaining=lambda part: self._policy.explaining(part, options.layout),
+            explaining=self._policy.explaining,
         )
 
     @property
@@ -66,12 +68,7 @@ class TorchTrainer:
         scorer = self._policy if model == "policy" else self._reference
         if scorer is None:
             raise ValueError("this trainer was made without a reference; pass keeps_reference=True.")
-        return scorer.all_logprobs(
-            batch,
-            temperature=temperature,
-            max_tokens=self.options.max_tokens_per_micro_batch,
-            layout=self.options.layout,
-        )
+        return scorer.all_logprobs(batch, self._cut(batch), temperature=temperature)
 
     def step(self, batch: Batch, objective: Objective) -> StepMetrics:
         """One optimizer step on the whole batch, in micro-batches; the sum of weight x loss over all of them.
@@ -83,18 +80,16 @@ class TorchTrainer:
         """
         if not batch.loss_mask.any():
             return {"skipped_steps": Metric("sum", 1.0)}
-        return self._updates.step(
-            batch, self._cut(batch), lambda part: self._weighted_loss(part, objective), self._guard_gap
-        )
+        cut = self._cut(batch)
+        metrics = self._updates.step(batch, cut, partial(self._weighted_loss, objective, cut.kind), self._guard_gap)
+        return metrics | cut.metrics()
 
-    def _cut(self, batch: Batch) -> list[list[int]]:
-        options = self.options
-        return cut(batch.lengths, max_tokens=options.max_tokens_per_micro_batch, kind=options.layout)
-
-    def _weighted_loss(self, part: Batch, objective: Objective) -> tuple[Tensor, StepMetrics]:
+    def _weighted_loss(
+        self, objective: Objective, kind: LayoutKind, part: Batch, rows: RowSizes | None
+    ) -> tuple[Tensor, StepMetrics]:
         with_entropy = objective.uses_entropy or objective.measures_entropy
         logprobs, entropy = self._policy(
-            part, temperature=objective.temperature, layout=self.options.layout, with_entropy=with_entropy
+            part, temperature=objective.temperature, layout=kind, with_entropy=with_entropy, rows=rows
         )
         selected = _trainable(part.to(logprobs.device), logprobs, entropy)
         losses, metrics = objective.loss(selected)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -14,12 +14,14 @@ from torch import Tensor
 from strop.config import AdamWOptions
 from strop.data.batch import Batch
 from strop.trainers import state
+from strop.trainers.cutting import Cut
 from strop.trainers.masters import MasterWeights
 from strop.trainers.schedule import lr_factor
+from strop.trainers.sharing import RowSizes
 from strop.types import GuardError, Metric, StepMetrics, merge_metrics
 
-# A micro-batch to its weighted loss, which carries gradient, and its metrics.
-WeightedLoss = Callable[[Batch], tuple[Tensor, StepMetrics]]
+# A micro-batch, and what stands in its rows, to its weighted loss, which carries gradient, and its metrics.
+WeightedLoss = Callable[[Batch, RowSizes | None], tuple[Tensor, StepMetrics]]
 
 
 class Updates:
@@ -65,7 +67,7 @@ class Updates:
     def step(
         self,
         batch: Batch,
-        cuts: Sequence[Sequence[int]],
+        cut: Cut,
         weighted_loss: WeightedLoss,
         guard: Callable[[StepMetrics], None] = lambda metrics: None,
     ) -> StepMetrics:
@@ -73,7 +75,7 @@ class Updates:
 
         Args:
             batch: with at least one trainable token.
-            cuts: the sequences of each micro-batch.
+            cut: of the batch into micro-batches.
             weighted_loss: of a micro-batch.
             guard: sees the metrics before the optimizer moves, and may raise.
 
@@ -82,7 +84,7 @@ class Updates:
             ModelError: before the optimizer moves: a micro-batch that does not fit memory, or that the model cannot read.
         """
         self._masters.zero_grad()
-        parts = [self._accumulate(batch.select(sequences), weighted_loss) for sequences in cuts]
+        parts = [self._accumulate(batch.select(sequences), rows, weighted_loss) for sequences, rows in cut.parts]
         metrics = merge_metrics(parts)
         metrics["loss"] = Metric.mean(metrics["loss"].total, 1)  # parts add up to the step's loss; steps are averaged
         guard(metrics)
@@ -96,11 +98,11 @@ class Updates:
         self.num_steps += 1
         return metrics | {"grad_norm": Metric.mean(float(norm), 1), "lr": Metric("max", lr)}
 
-    def _accumulate(self, part: Batch, weighted_loss: WeightedLoss) -> StepMetrics:
+    def _accumulate(self, part: Batch, rows: RowSizes | None, weighted_loss: WeightedLoss) -> StepMetrics:
         """Forward and backward of one micro-batch."""
         if not part.loss_mask.any():
             return {}
-        loss, metrics = weighted_loss(part)
+        loss, metrics = weighted_loss(part, rows)
         total = float(loss.detach())
         if not math.isfinite(total):
             raise GuardError(self._blame(part, weighted_loss))
@@ -117,7 +119,7 @@ class Updates:
             if not part.loss_mask.any():
                 continue
             self._masters.zero_grad()
-            loss, _ = weighted_loss(part)
+            loss, _ = weighted_loss(part, None)
             loss.backward()
             self._masters.take_gradients()
             gradients = [p.grad for p in self.parameters.values() if p.grad is not None]
