@@ -50,7 +50,8 @@ class Cut:
 
 
 def cheapest(batch: Batch, kinds: Sequence[LayoutKind], *, max_tokens: int, costs: Costs) -> Cut:
-    """The cut that costs least; of equal ones that of the first kind. The cost in positions is
+    """The cut that costs least, of those with at most 5 % of padding if there are any; of equal ones that of the first kind.
+    The cost in positions is
 
         positions + 40 passes + pairs x (cost of a pair / cost of a position)
 
@@ -58,15 +59,15 @@ def cheapest(batch: Batch, kinds: Sequence[LayoutKind], *, max_tokens: int, cost
     lengths and prompts alone: the same batch is always cut the same way.
     """
     found = [cut_batch(batch, kind, max_tokens=max_tokens, costs=costs) for kind in kinds]
-    return min(found, key=lambda one: one.cost)
+    return min(found, key=_rank)
 
 
 def cut_batch(batch: Batch, kind: LayoutKind, *, max_tokens: int, costs: Costs | None = None) -> Cut:
     """Micro-batches of at most `max_tokens` positions, padding included; a longer sequence goes alone.
 
-    Rows with several sequences are as long as the longest sequence or group, or twice, four times, ... as long, whichever costs
-    least of those with at most 5 % of padding: short rows attend to less, long ones have less padding. Groups too large for a row are divided, and repeat their
-    prompt.
+    Rows with several sequences are as long as the longest sequence or group, or twice, four times, ... as long, chosen as
+    `cheapest` does: short rows attend to less, long ones have less padding. Groups too large for a row are divided, and repeat
+    their prompt.
     """
     costs = costs or Costs()
     pair = costs.pair / costs.position
@@ -76,7 +77,11 @@ def cut_batch(batch: Batch, kind: LayoutKind, *, max_tokens: int, costs: Costs |
     pieces = units_of(_by_group(batch)[0], shares=kind == "shared", width=most)
     fitting = [unit.width for unit in pieces if unit.width <= most]
     found = [_in_rows(batch, kind, width, most, max_tokens, pair) for width in _widths(batch, fitting, most)]
-    return min(found, key=lambda one: (one.padding > MAX_PADDING_SHARE * one.positions, one.cost))
+    return min(found, key=_rank)
+
+
+def _rank(one: Cut) -> tuple[bool, float]:
+    return one.padding > MAX_PADDING_SHARE * one.positions, one.cost
 
 
 def _widths(batch: Batch, units: list[int], most: int) -> list[int]:
