@@ -23,6 +23,7 @@ from strop.config.filtering import (
     NoLengthPenaltyOptions,
 )
 from strop.config.imitation import LossOptions, ValidationOptions
+from strop.config.lora import LoraOptions
 from strop.config.sampling import RewardOptions, RolloutOptions
 from strop.config.training import (
     GuardOptions,
@@ -87,6 +88,7 @@ class TrainConfig(RootConfig):
     algorithm: AlgorithmOptions = AlgorithmOptions()
     distillation: DistillationOptions = DistillationOptions()
     trainer: TorchTrainerOptions = TorchTrainerOptions()
+    lora: LoraOptions = LoraOptions()
     critic: CriticOptions = CriticOptions()
     engine: TorchEngineOptions = TorchEngineOptions()
     eval: EvalOptions = EvalOptions()
@@ -135,6 +137,7 @@ class SFTConfig(RootConfig):
     data: DemonstrationOptions
     loss: LossOptions = LossOptions()
     trainer: SFTTrainerOptions = SFTTrainerOptions()
+    lora: LoraOptions = LoraOptions()
     validation: ValidationOptions = ValidationOptions()
     run: SFTRunOptions = SFTRunOptions()
 

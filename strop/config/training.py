@@ -73,6 +73,11 @@ class TorchTrainerOptions(AdamWOptions):
         description="Rows of a micro-batch: padded to like length, packed with sequences end to end, or shared, where a prompt "
         "stands once before all its responses; auto takes for each step what costs least of those that the model can read.",
     )
+    activation_checkpointing: bool = Field(
+        default=False,
+        description="Keep only the inputs of each layer and compute the rest again in the backward pass: less memory for "
+        "about a third more work.",
+    )
     num_threads: int | None = Field(
         default=None,
         ge=1,

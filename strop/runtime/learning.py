@@ -122,10 +122,26 @@ def _with_needed_logprobs(session: Session, batch: Batch) -> Batch:
     if objective.options.old_logprobs == "rollout":
         old = batch.rollout_logprobs
     elif objective.needs_old_logprobs or session.teachers is not None:
-        old = session.trainer.logprobs(batch, model="policy", temperature=objective.temperature)
+        old = _old_logprobs(session, batch)
     if objective.uses_reference:
         reference = session.trainer.logprobs(batch, model="reference", temperature=objective.temperature)
     return replace(batch, old_logprobs=old, ref_logprobs=reference)
+
+
+def _old_logprobs(session: Session, batch: Batch) -> torch.Tensor:
+    """The policy's own of before the batch; 0 for the first of several updates, which takes its own (see prepare_update),
+    unless something beside the ratio needs them."""
+    objective, trainer = session.objective, session.trainer
+    updates = session.config.algorithm.updates_per_batch
+    if updates == 1 or objective.needs_old_logprobs_of_all or session.teachers is not None:
+        return trainer.logprobs(batch, model="policy", temperature=objective.temperature)
+    of_update = _updates_of(batch, session.step, session.config.rollout.prompts_per_step, updates)
+    later = [sequence for sequence, update in enumerate(of_update) if update > 0]
+    old = torch.zeros(batch.tokens.shape, dtype=torch.float32)
+    old[batch.positions(later)] = trainer.logprobs(
+        batch.select(later), model="policy", temperature=objective.temperature
+    )
+    return old
 
 
 def learn(session: Session, batch: Batch) -> list[StepMetrics]:
@@ -203,9 +219,13 @@ def _split(batch: Batch, step: int, prompts_per_step: int, updates: int) -> list
     """Cut a batch by prompts, groups whole, into one part per update. A part may be empty."""
     if updates == 1:
         return [batch]
-    first_group, per_update = step * prompts_per_step, prompts_per_step // updates
-    group_of = batch.group_ids[batch.starts].tolist()
     parts: list[list[int]] = [[] for _ in range(updates)]
-    for sequence, group in enumerate(group_of):
-        parts[(group - first_group) // per_update].append(sequence)
+    for sequence, update in enumerate(_updates_of(batch, step, prompts_per_step, updates)):
+        parts[update].append(sequence)
     return [batch.select(part) for part in parts]
+
+
+def _updates_of(batch: Batch, step: int, prompts_per_step: int, updates: int) -> list[int]:
+    """Which update of the batch each sequence belongs to."""
+    first_group, per_update = step * prompts_per_step, prompts_per_step // updates
+    return [(group - first_group) // per_update for group in batch.group_ids[batch.starts].tolist()]

@@ -19,6 +19,7 @@ from strop.runtime.checkpoints import newest_checkpoint, write_checkpoint
 from strop.runtime.models import has_finite_weights
 from strop.runtime.session import Session
 from strop.runtime.waiting import read_waiting, write_waiting
+from strop.trainers import TorchTrainer
 from strop.types import ConfigError, DataError, GuardError, ModelError
 
 # Options, or whole tables, that change nothing of what the next steps compute: where things lie (what lies there is
@@ -38,6 +39,7 @@ _MAY_CHANGE = (
 _MAY_CHANGE += ("trainer.num_threads", "trainer.max_tokens_per_micro_batch", "trainer.layout")
 _MAY_CHANGE += ("rollout.max_tokens_in_flight", "rollout.timeout_s", "filter.max_rounds")
 _MAY_CHANGE += ("reward.num_workers", "reward.timeout_s", "reward.memory_limit_mb")
+_MAY_CHANGE += ("trainer.activation_checkpointing",)
 _MAY_CHANGE += ("distillation.request_timeout_s", "distillation.num_retries")
 # Names that others begin with. What they bring is compared: a teacher by its weights.
 _MAY_CHANGE_ITSELF = ("distillation.teacher", "distillation.teachers")
@@ -60,6 +62,7 @@ def save_checkpoint(session: Session) -> None:
         "scorer": scorer_source(session.config.reward),
         "filters": filter_source(session.config.filter),
         "teachers": None if session.teachers is None else session.teachers.fingerprints,
+        "base": session.trainer.base_fingerprint,
         "num_steps": session.config.run.num_steps,
         "best": None if session.best is None else asdict(session.best),
         "config": decisive(session.config),
@@ -96,6 +99,7 @@ def restore(session: Session) -> None:
             "Give it the file, columns and tokenizer that the run began with, or start a new run from its model."
         )
     _check_teachers(session, state.get("teachers"), path)
+    check_base(session.trainer, state.get("base"), path)
     if state["scorer"] != scorer_source(session.config.reward):
         session.console.warn(
             "the file of reward.function has changed since the checkpoint was written: scores may differ."
@@ -135,6 +139,14 @@ def _check_teachers(session: Session, before: Mapping[str, str] | None, path: Pa
         f"distillation.teacher{f's.{source}' if source else ''} must be the teacher that {path} was trained with: weights and "
         "type of weights, or the name that its server gives it. Set it back, or start a new run from this run's model."
     )
+
+
+def check_base(trainer: TorchTrainer, before: str | None, path: Path) -> None:
+    """Adapters go on from the model that they were made for, wherever it lies now; raises ModelError for another one."""
+    if before != trainer.base_fingerprint:
+        raise ModelError(
+            f"model.path must be the model whose adapters {path} holds; the weights differ. Set it back, or start a new run."
+        )
 
 
 def check_config(config: RootConfig, before: Mapping[str, Any]) -> None:

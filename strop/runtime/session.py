@@ -24,7 +24,7 @@ from strop.runtime.evaluation import Evaluation, HeldOut, response_limit
 from strop.runtime.models import LoadedModel, check_length, check_stop_token_ids, load_model, set_threads
 from strop.runtime.run_folder import RunFolder
 from strop.runtime.teachers import Teachers, open_teachers
-from strop.trainers import TorchCritic, TorchTrainer
+from strop.trainers import TorchCritic, TorchTrainer, attach_adapters, check_peft
 from strop.types import ConfigError, Engine, Group, Prompt
 
 
@@ -104,6 +104,7 @@ def _open(
 ) -> Session:
     filters = Filters(config.filter, looks_at_parts=config.algorithm.advantage.kind == "gdpo")
     set_threads(config.trainer.num_threads)
+    check_peft(config.lora)
     interrupts.check()
     loaded = load_model(config.model)
     interrupts.check()
@@ -125,6 +126,7 @@ def _open(
         )
     teachers = open_teachers(config, loaded, prompts, console)
     _warn_of_few_rounds(config, len(prompts), console)
+    attach_adapters(loaded.model, config.lora, seed=config.seed)  # the critic has its own copy, without them
     cursor = make_cursor(prompts, config.data, config.curriculum, seed=config.seed)
     objective = PolicyObjective(
         config.algorithm,

@@ -1,5 +1,6 @@
 """Models that learn."""
 
+from strop.trainers.adapters import attach_adapters, check_peft, has_adapters, merged, save_adapters
 from strop.trainers.cutting import Costs, Cut, cheapest, cut, cut_batch
 from strop.trainers.layout import Layout, lay_out
 from strop.trainers.schedule import lr_factor
@@ -14,10 +15,15 @@ __all__ = [
     "TorchCritic",
     "TorchTrainer",
     "ValueModel",
+    "attach_adapters",
     "body_of",
     "cheapest",
+    "check_peft",
     "cut",
     "cut_batch",
+    "has_adapters",
     "lay_out",
     "lr_factor",
+    "merged",
+    "save_adapters",
 ]

@@ -33,11 +33,16 @@ class FrozenModel:
 
     def fingerprint(self) -> str:
         """Of names, shapes, types and values of all weights: another one for another model, whatever folder it is in."""
-        digest = hashlib.sha256()
-        for name, weight in self._scorer.model.state_dict().items():
-            bits = weight.detach().contiguous().flatten().view(_BITS[weight.element_size()])
-            digest.update(repr((name, tuple(weight.shape), str(weight.dtype), _checksum(bits))).encode())
-        return digest.hexdigest()
+        return fingerprint(self._scorer.model.state_dict())
+
+
+def fingerprint(weights: dict[str, Tensor]) -> str:
+    """Of names, shapes, types and values of weights."""
+    digest = hashlib.sha256()
+    for name, weight in weights.items():
+        bits = weight.detach().contiguous().flatten().view(_BITS[weight.element_size()])
+        digest.update(repr((name, tuple(weight.shape), str(weight.dtype), _checksum(bits))).encode())
+    return digest.hexdigest()
 
 
 def _checksum(bits: Tensor) -> int:

@@ -13,6 +13,7 @@ from strop.config import CriticOptions, TorchTrainerOptions
 from strop.data.batch import Batch
 from strop.trainers.layout import LayoutKind
 from strop.trainers.layout_choice import Cutter
+from strop.trainers.recompute import Recompute
 from strop.trainers.sharing import RowSizes
 from strop.trainers.updates import Updates
 from strop.trainers.values import ValueModel, ValueScorer
@@ -37,6 +38,7 @@ class TorchCritic:
         self.model = model.eval()
         self.options = options
         self._scorer = ValueScorer(model)
+        self._recompute = Recompute(model.body, is_on=layout.activation_checkpointing)
         self._cut = Cutter(self._scorer, layout.layout, layout.max_tokens_per_micro_batch)
         self._updates = Updates(
             {name: p for name, p in model.named_parameters() if p.requires_grad},
@@ -73,7 +75,8 @@ class TorchCritic:
         if not batch.loss_mask.any():
             return {}
         cut = self._cut(batch)
-        metrics = self._updates.step(batch, cut, partial(self._weighted_loss, cut.kind))
+        with self._recompute.around_step():
+            metrics = self._updates.step(batch, cut, partial(self._weighted_loss, cut.kind))
         names = {"loss": "value_loss", "grad_norm": f"{_PREFIX}grad_norm", "lr": f"{_PREFIX}lr"}
         return {names.get(name, name): metric for name, metric in metrics.items()}
 

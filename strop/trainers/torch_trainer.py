@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,10 +15,13 @@ from strop.algorithms import Objective, TrainableTokens
 from strop.config import TorchTrainerOptions
 from strop.data.batch import Batch
 from strop.trainers import state
+from strop.trainers.adapters import has_adapters, without_adapters
 from strop.trainers.forward import TokenScorer
 from strop.trainers.layout import LayoutKind
 from strop.trainers.layout_choice import Cutter
+from strop.trainers.recompute import Recompute
 from strop.trainers.sharing import RowSizes
+from strop.trainers.teacher import fingerprint
 from strop.trainers.updates import Updates
 from strop.types import GuardError, Metric, StepMetrics, WeightSource
 
@@ -31,7 +34,7 @@ class TorchTrainer:
         options: the table `[trainer]`.
         total_steps: optimizer steps of the whole run, the length of the schedule.
         max_logprob_gap: mean |engine - trainer| log-probability above which a step is refused.
-        keeps_reference: hold a frozen copy of the model as it is now.
+        keeps_reference: hold a frozen copy of the model as it is now; one with adapters needs none: it is itself without them.
     """
 
     def __init__(
@@ -48,7 +51,11 @@ class TorchTrainer:
         self.max_logprob_gap = max_logprob_gap
         self._policy = TokenScorer(model)
         self._cut = Cutter(self._policy, options.layout, options.max_tokens_per_micro_batch)
-        self._reference = TokenScorer(copy.deepcopy(model).requires_grad_(False)) if keeps_reference else None
+        self._has_adapters = has_adapters(model)
+        self._keeps_reference = keeps_reference
+        copies = keeps_reference and not self._has_adapters  # else the reference is the model without its adapters
+        self._reference = TokenScorer(copy.deepcopy(model).requires_grad_(False)) if copies else None
+        self._recompute = Recompute(model, is_on=options.activation_checkpointing)
         self._updates = Updates(
             {name: p for name, p in model.named_parameters() if p.requires_grad},
             options,
@@ -65,9 +72,12 @@ class TorchTrainer:
         self, batch: Batch, *, model: Literal["policy", "reference"] = "policy", temperature: float = 1.0
     ) -> Tensor:
         """Log-probabilities [T] of the batch's trainable tokens, 0 elsewhere; no gradient."""
-        scorer = self._policy if model == "policy" else self._reference
-        if scorer is None:
+        if model == "reference" and not self._keeps_reference:
             raise ValueError("this trainer was made without a reference; pass keeps_reference=True.")
+        if model == "reference" and self._has_adapters:
+            with without_adapters(self.model):
+                return self._policy.all_logprobs(batch, self._cut(batch), temperature=temperature)
+        scorer = self._policy if model == "policy" or self._reference is None else self._reference
         return scorer.all_logprobs(batch, self._cut(batch), temperature=temperature)
 
     def step(self, batch: Batch, objective: Objective) -> StepMetrics:
@@ -81,7 +91,8 @@ class TorchTrainer:
         if not batch.loss_mask.any():
             return {"skipped_steps": Metric("sum", 1.0)}
         cut = self._cut(batch)
-        metrics = self._updates.step(batch, cut, partial(self._weighted_loss, objective, cut.kind), self._guard_gap)
+        with self._recompute.around_step():
+            metrics = self._updates.step(batch, cut, partial(self._weighted_loss, objective, cut.kind), self._guard_gap)
         return metrics | cut.metrics()
 
     def _weighted_loss(
@@ -115,6 +126,13 @@ class TorchTrainer:
         assert self._reference is not None, "made with keeps_reference=True"
         for kept, now in zip(self._reference.model.parameters(), self.model.parameters(), strict=True):
             kept.copy_(now)
+
+    @cached_property
+    def base_fingerprint(self) -> str | None:
+        """Of the frozen weights below adapters, which a checkpoint does not hold; None where there are none."""
+        if not self._has_adapters:
+            return None
+        return fingerprint({name: p for name, p in self.model.named_parameters() if not p.requires_grad})
 
     def copy_weights(self) -> dict[str, Tensor]:
         """A copy of what the optimizer moves (float32 masters where there are), in host memory."""

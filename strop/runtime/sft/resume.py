@@ -10,7 +10,7 @@ from typing import Any
 from strop.observe.metrics_file import drop_metrics_after, read_metrics
 from strop.runtime.checkpoints import newest_checkpoint, write_checkpoint
 from strop.runtime.models import has_finite_weights
-from strop.runtime.resume import check_config, decisive, warn_of_schedule
+from strop.runtime.resume import check_base, check_config, decisive, warn_of_schedule
 from strop.runtime.sft.session import SFTSession
 from strop.runtime.sft.validation import Best
 from strop.types import DataError, GuardError
@@ -28,6 +28,7 @@ def save_sft_checkpoint(session: SFTSession) -> None:
         "cursor": session.cursor_state,
         "demonstrations": session.fingerprint,
         "validation": {"held_out": session.held_out_fingerprint, "best": _plain(session.best)},
+        "base": session.trainer.base_fingerprint,
         "num_steps": session.num_steps,
         "config": decisive(session.config),
     }
@@ -51,6 +52,7 @@ def restore_sft(session: SFTSession) -> None:
             f"data: the demonstrations are not those that {path} was trained on. "
             "Give it the file, columns and tokenizer that the run began with, or start a new run from its model."
         )
+    check_base(session.trainer, state.get("base"), path)
     session.trainer.load(path)
     session.set_place(state["step"], state["cursor"])
     warn_of_schedule(

@@ -17,7 +17,7 @@ from strop.runtime.models import LoadedModel, load_model, set_threads
 from strop.runtime.run_folder import RunFolder
 from strop.runtime.session import warn_of_left_out
 from strop.runtime.sft.validation import Best, Validation
-from strop.trainers import TorchTrainer
+from strop.trainers import TorchTrainer, attach_adapters, check_peft
 from strop.types import ConfigError
 
 T = TypeVar("T")
@@ -86,6 +86,7 @@ def _steps_left(config: SFTConfig, num_rows: int, step: int, rows_taken: int) ->
 def open_sft_session(config: SFTConfig, console: Console, folder: RunFolder) -> SFTSession:
     """Load what the config names, and check its parts against one another."""
     set_threads(config.trainer.num_threads)
+    check_peft(config.lora)
     loaded = load_model(config.model)
     interrupts.check()
     demonstrations = _load("data", config.data, loaded, console)
@@ -103,6 +104,7 @@ def open_sft_session(config: SFTConfig, console: Console, folder: RunFolder) -> 
             console.warn(warning)
     _warn_of_ends(loaded, demonstrations, console)
     cursor = PromptCursor(len(demonstrations), seed=config.seed, shuffle=config.data.shuffle)
+    attach_adapters(loaded.model, config.lora, seed=config.seed)
     trainer = TorchTrainer(loaded.model, config.trainer, total_steps=num_steps)
     return SFTSession(
         config=config,
