@@ -49,6 +49,7 @@ bench: .venv/bench.stamp
 	$(BIN)/python benchmarks/grpo_step.py
 	$(if $(MODEL),$(BIN)/python benchmarks/grpo_step.py --model $(MODEL) --repeats 3)
 	$(BIN)/python benchmarks/sampling.py
+	$(BIN)/python benchmarks/layouts.py
 	$(BIN)/python benchmarks/head.py
 	$(BIN)/python benchmarks/growth.py
 

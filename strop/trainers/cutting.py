@@ -25,7 +25,7 @@ class Costs:
 
     position: float = 1.0
     pair: float = 0.0
-    max_row: int | None = None  # positions of a row, where the model's config bounds them
+    max_row: int | None = None  # positions of a row, where the model bounds them
 
 
 class Part(NamedTuple):
@@ -201,5 +201,10 @@ def costs_of(model: torch.nn.Module) -> Costs:
         getattr(settings, name, None) or 0 for name in ("num_hidden_layers", "num_attention_heads", "hidden_size")
     )
     queries = heads * (getattr(settings, "head_dim", None) or width // heads) if heads else 0
-    limit = getattr(settings, "max_position_embeddings", None)  # some models make a mask of that size
-    return Costs(float(max(matrices, 1)), 2.0 * layers * queries, limit)
+    return Costs(float(max(matrices, 1)), 2.0 * layers * queries, _size_of_kept_mask(model))
+
+
+def _size_of_kept_mask(model: torch.nn.Module) -> int | None:
+    """Rows that a model can take where it keeps a causal mask, as GPT-Neo does; positions, which restart, bound no row."""
+    masks = [b for b in model.buffers() if b.dtype == torch.bool and b.dim() >= 2 and b.shape[-1] == b.shape[-2]]
+    return min((mask.shape[-1] for mask in masks), default=None)

@@ -101,6 +101,7 @@ def test_a_run_writes_the_merged_model_and_the_adapters_beside_it(small, run):
     assert torch.equal(began["model.embed_tokens.weight"], ended["model.embed_tokens.weight"])  # has no adapter
 
 
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # peft asks by an old name
 def test_peft_reads_the_adapters_of_a_run_and_merges_them_into_the_same_model(small, run):
     from peft import PeftModel
     from transformers import LlamaForCausalLM
