@@ -71,6 +71,9 @@ def test_tokens_that_are_trained_are_never_shared():
     first, second = make_rollout([1, 2], [3, 4]), make_rollout([1, 2, 3, 4, 5], [6])
     laid = lay_out(weighted(build_batch([first, second], [1.0, 1.0])), "shared")
     assert laid.input_ids.tolist() == [[1, 2, 3, 4, 3, 4, 5, 6]]
+    first, second = make_rollout([1, 2, 3], [4]), make_rollout([1, 2], [3, 4])  # whose 3 is trained
+    laid = lay_out(weighted(build_batch([first, second], [1.0, 1.0])), "shared")
+    assert laid.input_ids.tolist() == [[1, 2, 3, 4, 1, 2, 3, 4]]
 
 
 def test_sequences_of_one_group_with_different_prompts_share_nothing():
