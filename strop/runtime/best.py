@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 _FILE = "best.json"  # in best/
 # When an evaluation is made, and what becomes of it, changes none of its values.
 _FREE = ("eval.every_steps", "eval.at_start", "eval.keep_best", "eval.best")
+_FREE += ("reward.num_workers", "reward.timeout_s", "reward.memory_limit_mb")
 
 
 @dataclass(frozen=True)
