@@ -39,6 +39,12 @@ class RolloutOptions(Options):
         description="Prompt and max_response_tokens of all samples that are sampled at the same time, at most; none: no cap.",
     )
 
+    from_folder: str | None = Field(
+        default=None,
+        description="Train on the rollouts that strop train or strop rollout wrote to this folder, in their order and with "
+        "their rewards; nothing is sampled. none: sample.",
+    )
+
     @property
     def round_size(self) -> int:
         """Prompts of one round of sampling."""
