@@ -14,7 +14,7 @@ from strop.types import Rollout
 
 def print_replay(found: Any) -> None:
     """Loss and gradient norm of a step that was redone, and the tokens of the rollout that was asked for."""
-    console = Console(highlight=False, soft_wrap=True)
+    console = _wide_console()
     console.print(f"step {found.step}, from {found.start}")
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title in ("", "recorded", "now"):
@@ -29,7 +29,7 @@ def print_replay(found: Any) -> None:
     if found.rollout is not None:
         _print_tokens(console, found.rollout, found.tokens)
     if found.refusal:
-        console.print(f"refused: {escape(found.refusal)}")
+        console.print(f"refused: {escape(found.refusal)}", soft_wrap=True)
     if not found.difference:
         console.print("identical" if not found.refusal else "identical: a guard stopped the run at this step")
 
@@ -55,6 +55,8 @@ def _print_tokens(console: Console, rollout: Rollout, tokens: Sequence[Any]) -> 
     console.print(f"its part of the loss, the sum of weight x loss: {total:.6g}")
 
 
+_LEAST_WIDTH = 120  # where the terminal is narrower lines are broken, and no number is cut short
+
 _COLUMNS = {
     "rollouts": "d",
     "scored": "d",
@@ -68,6 +70,12 @@ _COLUMNS = {
 }
 
 
+def _wide_console() -> Console:
+    console = Console(highlight=False)
+    console.width = max(console.width, _LEAST_WIDTH)
+    return console
+
+
 def print_tallies(numbers: Mapping[str, Mapping[str, float]]) -> None:
     """A row for all rollouts, and one for those of each source."""
     table = Table(title="rewards and lengths", title_justify="left")
@@ -79,4 +87,4 @@ def print_tallies(numbers: Mapping[str, Mapping[str, float]]) -> None:
             escape(source) or "all",
             *(format(found[name], form) if name in found else "" for name, form in _COLUMNS.items()),
         )
-    Console(highlight=False, width=None).print(table)
+    _wide_console().print(table)

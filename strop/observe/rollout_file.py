@@ -102,10 +102,10 @@ def read_rollouts(path: Path) -> list[Rollout]:
         DataError: the file is missing or broken, with the line, or was written without what a machine needs.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")  # splitlines splits within texts too
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path}: the rollouts cannot be read: {error}.") from error
-    return [_read_line(path, number, line) for number, line in enumerate(lines, 1)]
+    return [_read_line(path, number, line) for number, line in enumerate(lines, 1) if line or len(lines) > 1]
 
 
 def _read_line(path: Path, number: int, line: str) -> Rollout:

@@ -59,17 +59,14 @@ def _prune(folder: Path, step: int, keep: int) -> None:
         shutil.rmtree(path)
 
 
-def newest_checkpoint(
-    folder: Path, *, warn: Callable[[str], None], until: int | None = None
-) -> tuple[Path, dict[str, Any]]:
-    """The newest checkpoint that is whole, and its state; a damaged one is passed over with a warning. `until`: of this step
-    or an earlier one.
+def newest_checkpoint(folder: Path, *, warn: Callable[[str], None]) -> tuple[Path, dict[str, Any]]:
+    """The newest checkpoint that is whole, and its state; a damaged one is passed over with a warning.
 
     Raises:
         UserError: there is none.
     """
     _finish_renaming(folder)
-    found = find_checkpoint(folder, warn=warn, until=until)
+    found = find_checkpoint(folder, warn=warn)
     if found is None:
         raise UserError(f"{folder}: there is no complete checkpoint to resume from.")
     return found
@@ -84,7 +81,7 @@ def _finish_renaming(folder: Path) -> None:
 def find_checkpoint(
     folder: Path, *, warn: Callable[[str], None], until: int | None = None
 ) -> tuple[Path, dict[str, Any]] | None:
-    """As `newest_checkpoint`, None where there is none; the folder is left as it is."""
+    """As `newest_checkpoint`, None where there is none; the folder is left as it is. `until`: of this step or earlier."""
     for path in reversed(_numbered(folder)):
         if until is not None and _step_of(path) > until:
             continue

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from strop.observe.rollout_file import write_rollouts
-from strop.runtime.checkpoints import newest_checkpoint
+from strop.runtime.checkpoints import find_checkpoint
 from strop.runtime.from_rollouts import write_about
 from strop.runtime.resume import restore_learners, save_checkpoint
 from strop.runtime.session import Session
-from strop.types import GuardError, Rollout
+from strop.types import GuardError, Rollout, UserError
 
 
 def prepare_rollbacks(session: Session) -> None:
@@ -66,7 +66,13 @@ def _roll_back(session: Session, error: GuardError) -> None:
     guards, limit = session.guards, session.config.guards.max_rollbacks
     if guards.num_rollbacks >= limit:
         raise GuardError(f"{error} The run has gone back to a checkpoint guards.max_rollbacks = {limit} times already.")
-    path, state = newest_checkpoint(session.folder.checkpoints, warn=session.console.warn, until=session.step)
+    checkpoint = find_checkpoint(session.folder.checkpoints, warn=session.console.warn, until=session.step)
+    if checkpoint is None:
+        raise UserError(
+            f"{session.folder.checkpoints} must hold the checkpoint that step {session.step + 1} took the run back to: it is "
+            "gone. Raise run.keep_checkpoints to keep more."
+        )
+    path, state = checkpoint
     restore_learners(session, path, state)
     guards.load_steps(state["guards"])
     guards.num_rollbacks += 1

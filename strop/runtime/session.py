@@ -96,14 +96,13 @@ def open_session(config: TrainConfig, console: Console, folder: RunFolder, *, re
     recorded = None if replays else open_recorded(config, console)
     scorer = make_scorer(config.reward)
     scorers = make_eval_scorers(config, scorer)
-    base = open_sampling(config, console, scorer)
+    needs_engine = bool(scorers) or not (replays or recorded is not None)  # to train or to evaluate
+    base = open_sampling(config, console, scorer, needs_engine=needs_engine)
     loaded = base.loaded
     held_out = load_held_out(config, loaded, console, scorers)
     if recorded is not None:
         base.recorded = recorded
         recorded.check(loaded.model)
-    if replays or (recorded is not None and not held_out):
-        base.engine = None
     critic = open_critic(config, loaded)
     interrupts.check()
     if critic is not None:
@@ -143,7 +142,9 @@ def open_session(config: TrainConfig, console: Console, folder: RunFolder, *, re
     return session
 
 
-def open_sampling(config: TrainConfig, console: Console, scorer: Scorer) -> SamplingSession:
+def open_sampling(
+    config: TrainConfig, console: Console, scorer: Scorer, *, needs_engine: bool = True
+) -> SamplingSession:
     """The part of a session that samples and scores, from what the config names."""
     filters = Filters(config.filter, looks_at_parts=config.algorithm.advantage.kind == "gdpo")
     set_threads(config.trainer.num_threads)
@@ -163,7 +164,7 @@ def open_sampling(config: TrainConfig, console: Console, scorer: Scorer) -> Samp
         cursor=make_cursor(prompts, config.data, config.curriculum, seed=config.seed),
         scorer=scorer,
         filters=filters,
-        engine=make_engine(config, loaded),
+        engine=make_engine(config, loaded) if needs_engine else None,
         decode=decoder(loaded),
     )
 
