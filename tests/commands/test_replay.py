@@ -107,7 +107,9 @@ def test_a_difference_in_an_earlier_step_is_the_one_that_is_named(copied):
 def test_weights_that_differ_where_every_metric_is_the_same_are_found(copied):
     path = copied / "rollouts/weights.jsonl"
     rows = read_lines(path)
-    path.write_text("".join(json.dumps(row | ({"policy": "00000000"} if row["step"] == 3 else {})) + "\n" for row in rows))
+    path.write_text(
+        "".join(json.dumps(row | ({"policy": "00000000"} if row["step"] == 3 else {})) + "\n" for row in rows)
+    )
     done = strop("replay", copied, "--step", 3)
     assert done.code == 1
     assert "after step 3: the weights of the policy had checksum 00000000 and have " in done.err
@@ -172,7 +174,9 @@ def test_what_cannot_be_replayed_is_refused_with_what_is_missing(small, run, cop
 # ---- rollout --------------------------------------------------------------------------------------------------------
 
 
-def test_rollouts_without_training_are_those_of_the_first_step_and_no_trainer_is_made(small, run, tmp_path, monkeypatch):
+def test_rollouts_without_training_are_those_of_the_first_step_and_no_trainer_is_made(
+    small, run, tmp_path, monkeypatch
+):
     def refuse(*args, **more):
         raise AssertionError("a trainer is made")
 
@@ -252,10 +256,12 @@ def test_a_loss_that_corrects_for_nothing_is_warned_of(small, run, tmp_path):
         (("--group-size", "3"), "rollout.group_size must be 4 as in"),
         (("--prompts-per-step", "2"), "rollout.prompts_per_step must be 4 as in"),
     ],
-    ids=" ".join,
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
 def test_rollouts_of_another_kind_are_refused(small, run, refused, flags, message):
-    assert message in refused("train", small.train, *FOUR[: 0 if "--num-steps" in flags else 2], *flags, "--from-rollouts", run)
+    assert message in refused(
+        "train", small.train, *FOUR[: 0 if "--num-steps" in flags else 2], *flags, "--from-rollouts", run
+    )
 
 
 def test_rollouts_that_do_not_fit_the_model_or_are_none_are_refused(small, copied, refused, tmp_path):
