@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import json
 import random
-from dataclasses import replace
 import shutil
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
