@@ -119,7 +119,7 @@ def rollout(config: Path, output: Path | None, flags: tuple[str, ...]) -> None:
 
 
 @cli.command(context_settings=_ANY_FLAGS, epilog=_OPTIONS_HELP)
-@click.argument("run", type=click.Path(path_type=Path, exists=True, file_okay=False))
+@click.argument("run", type=click.Path(path_type=Path))
 @click.option("--step", type=click.IntRange(min=1), required=True, help="The step to redo, counted from 1.")
 @click.option(
     "--rollout", "line", type=int, metavar="K", help="Show the tokens of the rollout in line K of the step's file."
@@ -131,7 +131,9 @@ def replay(run: Path, step: int, line: int | None, flags: tuple[str, ...]) -> No
     Begins at the newest checkpoint before the step, or at the run's first model. Nothing is sampled, and RUN stays as it
     is. Exit code 1 if loss, gradient norm or weights are not what they were.
     """
-    loaded = _load(_config_of(run), flags, "train", runs=True)
+    if not (run / "config.toml").is_file():
+        raise UserError(f"RUN must be the folder of a run of strop train, got {str(run)!r}: it has no config.toml.")
+    loaded = _load(run / "config.toml", flags, "train", runs=True)
     from strop.observe.console import TerminalConsole
     from strop.observe.replay_tables import print_replay
     from strop.runtime.replay import replay as redo

@@ -162,6 +162,7 @@ def test_what_cannot_be_replayed_is_refused_with_what_is_missing(small, run, cop
         assert done.code == 2, done
         return done.err
 
+    assert "it has no config.toml" in message(small.start, "--step", 1)
     assert "got 9: it has steps 1 to 4" in message(run, "--step", 9)
     assert "from 1 to 16, got 17" in message(run, "--step", 1, "--rollout", 17)
     (copied / "rollouts/step_000003.jsonl").unlink()

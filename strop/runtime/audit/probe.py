@@ -162,6 +162,7 @@ def _read(folder: Path, before: Tensor, seen: Outcome) -> Outcome:
     rollouts = {path.name: _lines(path) for path in sorted((folder / "rollouts").glob("*.jsonl"))}
     others = {
         **seen.others,
+        "guards": [{k: v for k, v in row.items() if k.startswith("guard/")} for row in rows],
         "refused": {path.name: _lines(path) for path in sorted((folder / "guards").glob("*.jsonl"))},
         "samples": {name: rows for name, rows in rollouts.items() if name.startswith("step")},
         "evaluation": {name: rows for name, rows in rollouts.items() if not name.startswith("step")},
