@@ -165,7 +165,7 @@ def _read(folder: Path, before: Tensor, seen: Outcome) -> Outcome:
         "guards": [{k: v for k, v in row.items() if k.startswith("guard/")} for row in rows],
         "refused": {path.name: _lines(path) for path in sorted((folder / "guards").glob("*.jsonl"))},
         "samples": {name: rows for name, rows in rollouts.items() if name.startswith("step")},
-        "evaluation": {name: rows for name, rows in rollouts.items() if not name.startswith("step")},
+        "evaluation": {name: rows for name, rows in rollouts.items() if name.startswith("eval")},
         "schedule": [(row.get("lr"), row.get("skipped_steps")) for row in steps],
         "best step": best.read_text() if (best := folder / "best/best.json").exists() else "",
         "validation": [{k: v for k, v in row.items() if k.startswith("validation/")} for row in rows],
