@@ -27,6 +27,9 @@ _OF_COMMANDS = {
     "diff": "strop explain",
     "all": "strop audit",
     "only": "strop audit",
+    "from_rollouts": "strop train",
+    "output": "strop rollout and strop import-slime",
+    "step": "strop replay",
     "sft": "strop explain, strop audit, strop help and strop schema",
 }
 _WHY_EVAL_ALONE = {"top_p": _WHOLE_DISTRIBUTION, "top_k": _WHOLE_DISTRIBUTION}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import inf
 from pathlib import Path
 
 from pydantic import Field, PrivateAttr
@@ -22,10 +23,10 @@ from strop.config.filtering import (
     NoCurriculumOptions,
     NoLengthPenaltyOptions,
 )
+from strop.config.guards import GuardOptions
 from strop.config.imitation import LossOptions, ValidationOptions
 from strop.config.sampling import RewardOptions, RolloutOptions
 from strop.config.training import (
-    GuardOptions,
     ModelOptions,
     SFTRunOptions,
     SFTTrainerOptions,
@@ -97,7 +98,16 @@ class TrainConfig(RootConfig):
     def max_logprob_gap(self) -> float:
         if self.guards.max_logprob_gap is not None:
             return self.guards.max_logprob_gap
+        if self.rollout.from_folder is not None:
+            return inf  # the policy leaves the one that sampled
         return 1e-3 if self.model.dtype == "float32" else 0.1
+
+    @property
+    def may_use_recorded(self) -> bool:
+        """True if algorithm.old_logprobs = rollout would act, and nothing else makes up for rollouts of another policy."""
+        algorithm = self.algorithm
+        corrected = algorithm.correction.kind != "none" or algorithm.veto_ratio is not None
+        return algorithm.uses_old_logprobs and not corrected
 
     @property
     def has_critic(self) -> bool:

@@ -1,4 +1,4 @@
-"""Options of the model, the engine, the trainer, the guards and the run folder."""
+"""Options of the model, the engine, the trainer and the run folder."""
 
 from __future__ import annotations
 
@@ -90,18 +90,6 @@ class SFTTrainerOptions(TorchTrainerOptions):
     lr: float = Field(default=1e-5, ge=1e-12, description="Peak learning rate.")
 
 
-class GuardOptions(Options):
-    """What stops a step before the optimizer."""
-
-    max_logprob_gap: float | None = Field(
-        default=None,
-        gt=0,
-        allow_inf_nan=True,
-        description="Largest mean |engine - trainer| log-probability of the sampled tokens, in nats; none means 0.001 for "
-        "float32 and 0.1 for bfloat16, inf means never.",
-    )
-
-
 class RunOptions(Options):
     """Where to write, and what."""
 
@@ -134,6 +122,15 @@ class TrainRunOptions(RunOptions):
 
     num_steps: int = Field(default=100, ge=1, description="Batches of rollouts.")
     save_rollouts: bool = Field(default=True, description="Write sampled texts and scores to rollouts/.")
+    rollout_form: Literal["whole", "text"] = Field(
+        default="whole",
+        description="Write rollouts with all that training on them again and strop replay take, or only what a person reads.",
+    )
+
+    def idle(self) -> Iterator[Idle]:
+        yield from super().idle()
+        if not self.save_rollouts:
+            yield Idle("rollout_form", "is only used when run.save_rollouts = true")
 
 
 class SFTRunOptions(RunOptions):

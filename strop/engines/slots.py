@@ -72,7 +72,10 @@ class Slots:
         )
         found = logprobs.cpu().numpy()
         if not np.isfinite(found).all():
-            raise GuardError("the engine's logits are not finite: the model is broken, or its last update broke it.")
+            raise GuardError(
+                "the engine's logits are not finite: the model is broken, or its last update broke it.",
+                guard="non_finite",
+            )
         rows, at = np.arange(part.start, part.stop), self._lengths[part]
         self._tokens[rows, at] = tokens.cpu().numpy()
         self._logprobs[rows, at] = found

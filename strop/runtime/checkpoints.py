@@ -65,15 +65,31 @@ def newest_checkpoint(folder: Path, *, warn: Callable[[str], None]) -> tuple[Pat
     Raises:
         UserError: there is none.
     """
+    _finish_renaming(folder)
+    found = find_checkpoint(folder, warn=warn)
+    if found is None:
+        raise UserError(f"{folder}: there is no complete checkpoint to resume from.")
+    return found
+
+
+def _finish_renaming(folder: Path) -> None:
     for old in folder.glob(".step_*.old"):  # stopped between the two renames
         target = folder / old.name[1:].removesuffix(".old")
         shutil.rmtree(old) if target.exists() else old.rename(target)
+
+
+def find_checkpoint(
+    folder: Path, *, warn: Callable[[str], None], until: int | None = None
+) -> tuple[Path, dict[str, Any]] | None:
+    """As `newest_checkpoint`, None where there is none; the folder is left as it is. `until`: of this step or earlier."""
     for path in reversed(_numbered(folder)):
+        if until is not None and _step_of(path) > until:
+            continue
         fault = next(_faults(path, reads_files=True), None)
         if fault is None:
             return path, json.loads((path / _STATE).read_text())
         warn(f"checkpoint {path.name} is passed over: {fault}.")
-    raise UserError(f"{folder}: there is no complete checkpoint to resume from.")
+    return None
 
 
 def _numbered(folder: Path) -> list[Path]:

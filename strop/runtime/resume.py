@@ -56,6 +56,7 @@ def save_checkpoint(session: Session) -> None:
         "cursor": session.place.cursor,
         "num_prompts_sampled": session.place.num_prompts_sampled,
         "objective": session.objective.state(),
+        "guards": session.guards.state(),
         "prompts": session.prompts_fingerprint,
         "scorer": scorer_source(session.config.reward),
         "filters": filter_source(session.config.filter),
@@ -104,14 +105,12 @@ def restore(session: Session) -> None:
         session.console.warn(
             "a file of filter.group or filter.rollout has changed since the checkpoint was written: other groups may stay."
         )
-    session.trainer.load(path)
-    if session.critic is not None:
-        session.critic.load(path)
-    session.engine.policy_version = session.trainer.num_steps
+    restore_learners(session, path, state)
     session.cursor.load_state(state["cursor"])
-    session.objective.load_state(state["objective"])
     session.num_prompts_sampled = state["num_prompts_sampled"]
     session.waiting = read_waiting(path, session.prompts)
+    if "guards" in state:  # absent in checkpoints of before they remembered anything
+        session.guards.load_state(state["guards"])
     session.mark_place()
     session.step = state["step"]
     session.saved_step = session.step
@@ -122,6 +121,16 @@ def restore(session: Session) -> None:
     if num_lines != session.step:
         session.console.warn(f"metrics.jsonl has lines of {num_lines} of the {session.step} steps made.")
     session.console.note(f"resumed from {path} after step {session.step}")
+
+
+def restore_learners(session: Session, path: Path, state: Mapping[str, Any]) -> None:
+    """All that learns as a checkpoint has it."""
+    session.trainer.load(path)
+    if session.critic is not None:
+        session.critic.load(path)
+    session.objective.load_state(state["objective"])
+    if session.engine is not None:
+        session.engine.policy_version = session.trainer.num_steps
 
 
 def _check_teachers(session: Session, before: Mapping[str, str] | None, path: Path) -> None:

@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 
 from strop.types import UserError
 
-_REPLACED = ("config.toml", "objective.txt", "metrics.jsonl", "rollouts", "checkpoints", "report.html")
+_REPLACED = ("config.toml", "objective.txt", "metrics.jsonl", "rollouts", "guards", "checkpoints", "report.html")
 _OF_EARLIER_RUN = ".of_earlier_run"  # a file in model/, best/ and critic/
 
 
@@ -27,6 +27,7 @@ class RunFolder:
         self.objective = path / "objective.txt"
         self.metrics = path / "metrics.jsonl"
         self.rollouts = path / "rollouts"
+        self.guards = path / "guards"
         self.checkpoints = path / "checkpoints"
         self.model = path / "model"
         self.best = path / "best"

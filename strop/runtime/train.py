@@ -21,6 +21,7 @@ from strop.runtime.critics import save_critic
 from strop.runtime.evaluation import Evaluation
 from strop.runtime.loop import train_steps
 from strop.runtime.models import has_finite_weights
+from strop.runtime.recording import start_recording
 from strop.runtime.resume import restore, save_checkpoint
 from strop.runtime.run_folder import RunFolder
 from strop.runtime.session import Session, open_session, write_start
@@ -99,6 +100,7 @@ async def _run(session: Session) -> bool:
         try:
             formula = objective_formula(session.config)
             write_start(session, formula)
+            start_recording(session)
             session.console.note(formula)
             session.console.note(f"first prompt as the model reads it: {session.prompts[0].text!r}")
             await train_steps(session)
@@ -109,7 +111,8 @@ async def _run(session: Session) -> bool:
             has_begun = session.step > 0 or session.saved_step >= 0
             raise
         finally:
-            await session.engine.close()
+            if session.engine is not None:
+                await session.engine.close()
             if has_begun:
                 _finish(session)
             else:

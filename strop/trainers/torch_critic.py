@@ -11,7 +11,7 @@ from strop import ops
 from strop.config import CriticOptions, TorchTrainerOptions
 from strop.data.batch import Batch
 from strop.trainers.layout import cut
-from strop.trainers.updates import Updates
+from strop.trainers.updates import Moments, Updates
 from strop.trainers.values import ValueModel, ValueScorer
 from strop.types import Metric, StepMetrics
 
@@ -96,6 +96,18 @@ class TorchCritic:
     def put_back(self, weights: dict[str, Tensor]) -> None:
         """Set the parameters to a copy; the optimizer's moments stay as they are."""
         self._updates.put_back(weights)
+
+    def copy_moments(self) -> Moments:
+        """A copy of what the optimizer remembers."""
+        return self._updates.copy_moments()
+
+    def put_back_moments(self, moments: Moments) -> None:
+        """The optimizer remembers what it did when the copy was made."""
+        self._updates.put_back_moments(moments)
+
+    def digest(self) -> str:
+        """A checksum of the weights."""
+        return self._updates.digest()
 
     def save(self, folder: Path) -> None:
         """Write weights, moments and the step count beside the policy's, under names of their own."""

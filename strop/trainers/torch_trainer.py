@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,7 +17,7 @@ from strop.data.batch import Batch
 from strop.trainers import state
 from strop.trainers.forward import TokenScorer
 from strop.trainers.layout import cut
-from strop.trainers.updates import Updates
+from strop.trainers.updates import Moments, Updates
 from strop.types import GuardError, Metric, StepMetrics, WeightSource
 
 
@@ -29,6 +30,7 @@ class TorchTrainer:
         total_steps: optimizer steps of the whole run, the length of the schedule.
         max_logprob_gap: mean |engine - trainer| log-probability above which a step is refused.
         keeps_reference: hold a frozen copy of the model as it is now.
+        watch: sees the metrics of an update before the optimizer moves, and may raise a GuardError.
     """
 
     def __init__(
@@ -39,10 +41,12 @@ class TorchTrainer:
         total_steps: int,
         max_logprob_gap: float = math.inf,
         keeps_reference: bool = False,
+        watch: Callable[[StepMetrics], None] = lambda metrics: None,
     ) -> None:
         self.model = model.eval()  # no dropout: the sampler has none, and the two must agree
         self.options = options
         self.max_logprob_gap = max_logprob_gap
+        self._watch = watch
         self._policy = TokenScorer(model)
         if options.layout == "packed":
             self._policy.check_packing()
@@ -84,7 +88,7 @@ class TorchTrainer:
         if not batch.loss_mask.any():
             return {"skipped_steps": Metric("sum", 1.0)}
         return self._updates.step(
-            batch, self._cut(batch), lambda part: self._weighted_loss(part, objective), self._guard_gap
+            batch, self._cut(batch), lambda part: self._weighted_loss(part, objective), self._guard
         )
 
     def _cut(self, batch: Batch) -> list[list[int]]:
@@ -92,14 +96,22 @@ class TorchTrainer:
         return cut(batch.lengths, max_tokens=options.max_tokens_per_micro_batch, kind=options.layout)
 
     def _weighted_loss(self, part: Batch, objective: Objective) -> tuple[Tensor, StepMetrics]:
+        _, selected = self._tokens_of(part, objective)
+        losses, metrics = objective.loss(selected)
+        weights = part.token_weights[part.loss_mask].to(losses.device, losses.dtype)
+        return (weights * losses).sum(), metrics
+
+    def _tokens_of(self, part: Batch, objective: Objective) -> tuple[Tensor, TrainableTokens]:
+        """Log-probabilities of the trainable tokens as they are now, and all that their loss is made of."""
         with_entropy = objective.uses_entropy or objective.measures_entropy
         logprobs, entropy = self._policy(
             part, temperature=objective.temperature, layout=self.options.layout, with_entropy=with_entropy
         )
-        selected = _trainable(part.to(logprobs.device), logprobs, entropy)
-        losses, metrics = objective.loss(selected)
-        weights = part.token_weights[part.loss_mask].to(losses.device, losses.dtype)
-        return (weights * losses).sum(), metrics
+        return logprobs, _trainable(part.to(logprobs.device), logprobs, entropy)
+
+    def _guard(self, metrics: StepMetrics) -> None:
+        self._guard_gap(metrics)
+        self._watch(metrics)
 
     def _guard_gap(self, metrics: StepMetrics) -> None:
         gap = metrics.get("logprob_gap")
@@ -107,7 +119,8 @@ class TorchTrainer:
             raise GuardError(
                 f"guards.max_logprob_gap must hold: engine and trainer differ by {gap.value:.3g} nats per token on average "
                 f"(bound {self.max_logprob_gap:g}, largest {metrics['logprob_gap_max'].value:.3g}). The step was not made. "
-                "They do not compute the same policy: look at weights, dtype, temperature and end tokens."
+                "They do not compute the same policy: look at weights, dtype, temperature and end tokens.",
+                guard="logprob_gap",
             )
 
     def weights(self) -> WeightSource:
@@ -128,6 +141,32 @@ class TorchTrainer:
     def put_back(self, weights: dict[str, Tensor]) -> None:
         """Set the parameters to a copy; the optimizer's moments stay as they are."""
         self._updates.put_back(weights)
+
+    def copy_moments(self) -> Moments:
+        """A copy of what the optimizer remembers."""
+        return self._updates.copy_moments()
+
+    def put_back_moments(self, moments: Moments) -> None:
+        """The optimizer remembers what it did when the copy was made."""
+        self._updates.put_back_moments(moments)
+
+    def digest(self) -> str:
+        """A checksum of the weights (float32 masters where there are)."""
+        return self._updates.digest()
+
+    @torch.no_grad()
+    def token_losses(self, batch: Batch, objective: Objective) -> tuple[Tensor, Tensor]:
+        """Log-probabilities as they are now and unreduced losses, both [T] with 0 in masked slots, for reading.
+
+        Args:
+            batch: one that fits memory, ready for `step`.
+            objective: as for `step`.
+        """
+        logprobs, selected = self._tokens_of(batch, objective)
+        losses, _ = objective.loss(selected)
+        found = torch.zeros(2, len(batch.tokens))
+        found[0, batch.loss_mask], found[1, batch.loss_mask] = logprobs.float().cpu(), losses.float().cpu()
+        return found[0], found[1]
 
     def save(self, folder: Path) -> None:
         """Write weights (float32 masters where there are), moments, the step count and the reference: safetensors and JSON.

@@ -9,7 +9,15 @@ from typing import Any
 
 from strop.config import is_address
 from strop.runtime.audit.outcome import Outcome
-from strop.runtime.audit.probe import probe, probe_scorer, probe_sft
+from strop.runtime.audit.probe import (
+    probe,
+    probe_broken_losses,
+    probe_early_jumps,
+    probe_kl_jumps,
+    probe_loss_jumps,
+    probe_scorer,
+    probe_sft,
+)
 from strop.runtime.audit.small import ENOUGH, NUM_STEPS, Values, data_tables, write_data
 
 
@@ -132,6 +140,11 @@ def _silent_teacher(now: Values, folder: Path) -> Values:
     return {"distillation.teacher": "http://127.0.0.1:1"} if is_remote else {}
 
 
+def _bounded_gap(now: Values, folder: Path) -> Values:
+    """A bound that the engine of an audit does not keep."""
+    return {"guards.max_logprob_gap": 1e-3}
+
+
 SCENARIOS = (
     Scenario("", _as_it_is),
     Scenario("targets that are never reached", _out_of_reach),
@@ -146,6 +159,11 @@ SCENARIOS = (
     Scenario("a filter that keeps nothing", _nothing_kept),
     Scenario("a few prompts, seen again and again", _few_prompts),
     Scenario("a tokenizer without a chat template", _no_template),
+    Scenario("losses that are not finite", _as_it_is, probe_broken_losses),
+    Scenario("losses that jump", _as_it_is, probe_loss_jumps),
+    Scenario("KLs that jump", _as_it_is, probe_kl_jumps),
+    Scenario("early jumps", _as_it_is, probe_early_jumps),
+    Scenario("an engine whose log-probabilities are off", _bounded_gap),
     Scenario("a larger run", _larger, is_larger=True),
 )
 SFT_SCENARIOS = (
