@@ -26,6 +26,12 @@ class Listening(QuietConsole):
         self.lines.append(text)
 
 
+@pytest.fixture(autouse=True)
+def _elsewhere(monkeypatch, tmp_path):
+    """Another run.folder is a name, below wherever the run is started."""
+    monkeypatch.chdir(tmp_path)
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """The small model, and two files that hold something for every option: conversations and pairs under names of their own,

@@ -67,18 +67,20 @@ def restore_sft(session: SFTSession) -> None:
 
 
 def _restore_best(session: SFTSession, state: dict[str, Any]) -> None:
-    if not session.held_out:
-        return
-    if state["held_out"] != session.held_out_fingerprint:
-        session.console.warn("validation.data is not what it was: which model was best until now is forgotten.")
-        return
     best = state["best"]
+    if not session.held_out:  # what was the best until now is carried on, with what it was the best of
+        session.held_out_fingerprint = state["held_out"]
+    if state["held_out"] != session.held_out_fingerprint:
+        if best["step"] >= 0:
+            session.console.warn("validation.data is not what it was: which model was best until now is forgotten.")
+        return
     session.best = Best(best["step"], math.inf if best["loss"] is None else best["loss"], best["num_since"])
     kept = session.folder.best / "best.json"
     if kept.exists() and json.loads(kept.read_text(encoding="utf-8"))["step"] > session.step:
-        session.console.warn(
-            "best/ is of a later step than the checkpoint; it is replaced as these steps are made again."
+        later = (
+            "it is replaced as these steps are made again" if session.held_out else "it stays, without validation.data"
         )
+        session.console.warn(f"best/ is of a later step than the checkpoint; {later}.")
 
 
 def _plain(best: Best) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,7 @@ class SFTResult:
     interrupted: bool  # stopped by Ctrl-C or SIGTERM, between two steps
     validations: list[Validation]
     best: Best | None  # where something was validated; its model is in best/ of the folder
+    left_out: dict[str, int]  # "data/num_dropped", "validation.data/num_skipped_lines", ...: as in metrics.jsonl
 
 
 def sft(config: SFTConfig, *, resume: bool = False, console: Console | None = None) -> SFTResult:
@@ -56,12 +58,22 @@ def sft(config: SFTConfig, *, resume: bool = False, console: Console | None = No
             restore_sft(session)
         interrupts.check()
         if session.step >= session.num_steps or session.has_lost_patience:
-            console.warn(f"nothing is left to do: step {session.step} of {session.num_steps} is made.")
+            console.warn(f"nothing is left to do: {_what_is_made(session)}.")
         if config.run.overwrite and not resume:
             folder.clear()
         interrupted = _run(session)
     best = session.best if session.best.step >= 0 else None
-    return SFTResult(folder.path, folder.model, session.history, interrupted, session.validations, best)
+    return SFTResult(
+        folder.path, folder.model, session.history, interrupted, session.validations, best, session.left_out
+    )
+
+
+def _what_is_made(session: SFTSession) -> str:
+    run = session.config.run
+    if session.step <= session.num_steps:
+        return f"step {session.step} of {session.num_steps} is made"
+    asked = f"run.num_epochs = {run.num_epochs}" if run.num_steps is None else f"run.num_steps = {run.num_steps}"
+    return f"{session.step} steps are made, and {asked} asks for fewer. The model stays that of step {session.step}"
 
 
 def _run(session: SFTSession) -> bool:
@@ -98,7 +110,7 @@ def _finish(session: SFTSession) -> None:
 
 
 def _write_report(session: SFTSession) -> None:
-    folder, best = session.folder, session.best
+    folder = session.folder
     write_report(
         folder.report,
         title=folder.path.name,
@@ -108,5 +120,6 @@ def _write_report(session: SFTSession) -> None:
     )
     parts = [f"model: {folder.model}"] if folder.model.exists() else []
     if folder.best.exists():
-        parts.append(f"best (after step {best.step}, validation loss {best.loss:.4f}): {folder.best}")
+        best = json.loads((folder.best / "best.json").read_text(encoding="utf-8"))
+        parts.append(f"best (after step {best['step']}, validation loss {best['validation_loss']:.4f}): {folder.best}")
     session.console.note("    ".join([*parts, f"report: {folder.report}"]))

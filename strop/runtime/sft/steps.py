@@ -111,6 +111,8 @@ def _record(session: SFTSession, flat: dict[str, float]) -> None:
     is_validated = bool(session.validations) and session.validations[-1].step == step
     if is_validated:
         flat = flat | session.validations[-1].metrics()
+    if not session.history:  # the files are read once
+        flat = flat | {name: count for name, count in session.left_out.items() if count}
     flat = flat | {f"seconds/{name}": value for name, value in session.console.phase_seconds.items()}
     session.history.append(flat)
     append_metrics(session.folder.metrics, flat)
