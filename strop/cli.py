@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,41 @@ def _with_flags(command: Callable[..., Any]) -> Callable[..., Any]:
     return click.argument("flags", nargs=-1, type=click.UNPROCESSED, metavar="[--OPTION VALUE]...")(command)
 
 
+class _Resumable(click.Command):
+    """A command whose --resume may have a word after it, or none: what follows belongs to it only if it is such a word."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, list(_with_word(args)))
+
+
+def _with_word(args: list[str]) -> Iterator[str]:
+    from strop.config.resuming import is_resume_word
+
+    rest = list(args)
+    while rest:
+        word = rest.pop(0)
+        if word == "--resume":
+            word = f"--resume={rest.pop(0) if rest and is_resume_word(rest[0]) else 'newest'}"
+        yield word
+
+
+def _with_resume(command: Callable[..., Any]) -> Callable[..., Any]:
+    resume = click.option(
+        "--resume",
+        metavar="[auto|best|step_NNNNNN]",
+        help="Go on from the newest complete checkpoint in the run folder. auto: if there is one, else begin the run; best: "
+        "from that of the best evaluation; step_000040: from that one.",
+    )
+    allow = click.option(
+        "--allow-change",
+        multiple=True,
+        metavar="OPTION",
+        help="An option, or a table, that may differ from the run that is resumed; data begins the data anew. May be given "
+        "several times.",
+    )
+    return resume(allow(command))
+
+
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(__version__, prog_name="strop")
 def cli() -> None:
@@ -41,9 +76,9 @@ def cli() -> None:
     """
 
 
-@cli.command(context_settings=_ANY_FLAGS, epilog=_OPTIONS_HELP)
+@cli.command(cls=_Resumable, context_settings=_ANY_FLAGS, epilog=_OPTIONS_HELP)
 @click.argument("config", type=click.Path(path_type=Path))
-@click.option("--resume", is_flag=True, help="Go on from the newest complete checkpoint in the run folder.")
+@_with_resume
 @click.option(
     "--from-rollouts",
     type=click.Path(path_type=Path),
@@ -52,12 +87,19 @@ def cli() -> None:
     "log-probabilities unless the config corrects otherwise.",
 )
 @_with_flags
-def train(config: Path, resume: bool, from_rollouts: Path | None, flags: tuple[str, ...]) -> None:
+def train(
+    config: Path,
+    resume: str | None,
+    allow_change: tuple[str, ...],
+    from_rollouts: Path | None,
+    flags: tuple[str, ...],
+) -> None:
     """Train a model by reinforcement learning.
 
     Writes runs/NAME: config.toml, objective.txt, metrics.jsonl, rollouts/, model/ and report.html. Ctrl-C stops between two
     steps and saves (exit code 130); a second one stops at once.
     """
+    allowed = _allowed("train", allow_change, resume)
     loaded = _load(config, flags, "train", runs=True, from_rollouts=from_rollouts)
     from strop.observe.console import TerminalConsole
     from strop.runtime import train as run
@@ -66,21 +108,22 @@ def train(config: Path, resume: bool, from_rollouts: Path | None, flags: tuple[s
 
     console = TerminalConsole(title=config.stem)
     with console.live():
-        result = run(loaded, resume=resume, console=console)
+        result = run(loaded, resume=resume or False, allow_change=allowed, console=console)
     if result.interrupted:
         sys.exit(130)
 
 
-@cli.command(context_settings=_ANY_FLAGS, epilog=_OPTIONS_HELP)
+@cli.command(cls=_Resumable, context_settings=_ANY_FLAGS, epilog=_OPTIONS_HELP)
 @click.argument("config", type=click.Path(path_type=Path))
-@click.option("--resume", is_flag=True, help="Go on from the newest complete checkpoint in the run folder.")
+@_with_resume
 @_with_flags
-def sft(config: Path, resume: bool, flags: tuple[str, ...]) -> None:
+def sft(config: Path, resume: str | None, allow_change: tuple[str, ...], flags: tuple[str, ...]) -> None:
     """Fine-tune a model on demonstrations: conversations, or prompts with their responses.
 
     Writes runs/NAME: config.toml, objective.txt, metrics.jsonl, model/, best/ (with [validation.data]) and report.html. Ctrl-C
     stops between two steps and saves (exit code 130); a second one stops at once.
     """
+    allowed = _allowed("sft", allow_change, resume)
     loaded = _load(config, flags, "sft", runs=True)
     from strop.observe.console import TerminalConsole
     from strop.runtime import sft as run
@@ -89,7 +132,7 @@ def sft(config: Path, resume: bool, flags: tuple[str, ...]) -> None:
 
     console = TerminalConsole(title=config.stem)
     with console.live():
-        result = run(loaded, resume=resume, console=console)
+        result = run(loaded, resume=resume or False, allow_change=allowed, console=console)
     if result.interrupted:
         sys.exit(130)
 
@@ -308,6 +351,15 @@ def doctor() -> None:
 def _config_of(target: Path) -> Path:
     """The config of a run folder, or the config itself."""
     return target / "config.toml" if target.is_dir() else target
+
+
+def _allowed(command: Any, names: tuple[str, ...], resume: str | None) -> tuple[str, ...]:
+    """What --allow-change names, as whole paths."""
+    from strop.config.load import ROOTS
+    from strop.config.resuming import allowed_changes, resume_word
+
+    word = None if resume is None else resume_word(resume)
+    return tuple(allowed_changes(ROOTS[command], names, resumes=word is not None))
 
 
 def _load(

@@ -6,7 +6,7 @@ per-token field belongs to token t, which is predicted from the tokens before it
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -272,6 +272,8 @@ class Trainer(Protocol):
     def step(self, batch: Any, objective: Any) -> StepMetrics: ...
 
     def weights(self) -> WeightSource: ...
+
+    def snapshot(self) -> Callable[[Path], None]: ...
 
     def save(self, folder: Path) -> None: ...
 

@@ -158,6 +158,10 @@ class SFTConfig(RootConfig):
                 "must be given with loss.reduction = constant_length, got none: it is the constant.",
             )
 
+    def idle(self) -> Iterator[Idle]:
+        if self.validation.data is None and self.run.checkpoint_every_steps:
+            yield Idle("run.keep_best_checkpoint", "is only used with held-out demonstrations (validation.data)")
+
     def warnings(self) -> Iterator[str]:
         if self.run.num_steps is not None:  # as above
             yield from self.waiting_for(self.run.num_steps, f"run.num_steps = {self.run.num_steps}")
@@ -171,6 +175,7 @@ class SFTConfig(RootConfig):
                 self.run.checkpoint_every_steps,
                 "the only checkpoint is the one at the end",
             ),
+            ("run.keep_every_steps", self.run.keep_every_steps, "no checkpoint stays for good"),
         ):
             if every > num_steps:
                 yield f"{path} = {every} is above {limit}: {consequence}."

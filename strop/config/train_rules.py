@@ -155,6 +155,8 @@ def idle(config: TrainConfig) -> Iterator[Idle]:
     if not (config.algorithm.uses_old_logprobs or config.distillation.is_on):
         kind = config.algorithm.policy_loss.kind
         yield Idle("algorithm.old_logprobs", f"cannot act: policy_loss.kind = {kind} has no ratio")
+    if not config.eval.all_sets and config.run.checkpoint_every_steps:
+        yield Idle("run.keep_best_checkpoint", "is only used with held-out prompts ([eval.data] or [eval.sets.NAME])")
     if not config.filter.drops_groups:
         yield Idle("rollout.prompts_per_round", "is only used with a filter, which may drop groups")
     kl_in_loss = config.algorithm.kl.coef > 0 and config.algorithm.kl.place == "loss"
@@ -200,12 +202,13 @@ def warnings(config: TrainConfig) -> Iterator[str]:
     ):
         if every >= last:
             yield f"{path} = {every} is not below run.num_steps = {last}: {consequence}."
-    checkpoints = config.run.checkpoint_every_steps
-    if checkpoints > last:
-        yield (
-            f"run.checkpoint_every_steps = {checkpoints} is above run.num_steps = {last}: "
-            "the only checkpoint is the one at the end."
-        )
+    for name, consequence in (
+        ("checkpoint_every_steps", "the only checkpoint is the one at the end"),
+        ("keep_every_steps", "no checkpoint stays for good"),
+    ):
+        value = getattr(config.run, name)
+        if value > last:
+            yield f"run.{name} = {value} is above run.num_steps = {last}: {consequence}."
     yield from _unreached(config)
     yield from unreached_schedule(config.trainer, config.num_optimizer_steps)
 
@@ -218,9 +221,10 @@ def _unreached(config: TrainConfig) -> Iterator[str]:
         yield "algorithm.kl.target cannot act with run.num_steps = 1: the coefficient changes after the first batch."
     if last == 1 and config.algorithm.entropy_target is not None:
         yield "algorithm.entropy_target cannot act with run.num_steps = 1: the weight changes after the first batch."
-    num_checkpoints = -(-last // every) if every else 0
+    for_good = config.run.keep_every_steps or last
+    num_checkpoints = len({*range(every, last, every), *range(for_good, last, for_good), last}) if every else 0
     default = type(config.run).model_fields["keep_checkpoints"].default
-    if every and keep > num_checkpoints and keep != default:
+    if every and keep > num_checkpoints and keep != default and not config.run.keep_best_checkpoint:
         yield (
             f"run.keep_checkpoints = {keep} is above the {num_checkpoints} that the run makes (run.num_steps = {last}, "
             f"run.checkpoint_every_steps = {every}): none is removed."

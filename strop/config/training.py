@@ -101,6 +101,16 @@ class RunOptions(Options):
         description="Write a checkpoint after every so many steps, and when the run stops; 0 means never.",
     )
     keep_checkpoints: int = Field(default=2, ge=1, description="How many of the newest checkpoints stay.")
+    keep_every_steps: int = Field(
+        default=0,
+        ge=0,
+        description="A checkpoint is written after every so many steps, too, and stays for good; 0 means never.",
+    )
+    keep_best_checkpoint: bool = Field(
+        default=False,
+        description="A checkpoint is written after a step whose evaluation (strop sft: validation) is the best so far, too, "
+        "and stays until there is a better one; --resume best goes on from it.",
+    )
 
     def problems(self) -> Iterator[Problem]:
         rest = self.folder.replace("{name}", "")
@@ -114,7 +124,15 @@ class RunOptions(Options):
 
     def idle(self) -> Iterator[Idle]:
         if self.checkpoint_every_steps == 0:
-            yield Idle("keep_checkpoints", "is only used when run.checkpoint_every_steps is above 0")
+            for name in ("keep_checkpoints", "keep_every_steps", "keep_best_checkpoint"):
+                yield Idle(name, "is only used when run.checkpoint_every_steps is above 0")
+
+    def is_checkpoint_due(self, step: int, *, is_best: bool) -> bool:
+        """Whether a checkpoint is written after this step, whose evaluation may be the best so far."""
+        if self.checkpoint_every_steps == 0:
+            return False
+        every = (self.checkpoint_every_steps, self.keep_every_steps)
+        return any(n > 0 and step % n == 0 for n in every) or (is_best and self.keep_best_checkpoint)
 
 
 class TrainRunOptions(RunOptions):

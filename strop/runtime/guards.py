@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from strop.observe.rollout_file import write_rollouts
-from strop.runtime.checkpoints import find_checkpoint
+from strop.runtime.checkpoints import checkpoint_until
 from strop.runtime.from_rollouts import write_about
 from strop.runtime.resume import restore_learners, save_checkpoint
 from strop.runtime.session import Session
@@ -14,7 +14,7 @@ from strop.types import GuardError, Rollout, UserError
 
 def prepare_rollbacks(session: Session) -> None:
     """Where a guard may take the run back there is a checkpoint from its start on."""
-    if "rollback" in session.config.guards.actions.values() and session.saved_step < 0:
+    if "rollback" in session.config.guards.actions.values() and session.writer.saved_step < 0:
         save_checkpoint(session)
 
 
@@ -66,7 +66,8 @@ def _roll_back(session: Session, error: GuardError) -> None:
     guards, limit = session.guards, session.config.guards.max_rollbacks
     if guards.num_rollbacks >= limit:
         raise GuardError(f"{error} The run has gone back to a checkpoint guards.max_rollbacks = {limit} times already.")
-    checkpoint = find_checkpoint(session.folder.checkpoints, warn=session.console.warn, until=session.step)
+    session.writer.wait()  # the newest may be on its way to the disk
+    checkpoint = checkpoint_until(session.folder.checkpoints, warn=session.console.warn, until=session.step)
     if checkpoint is None:
         raise UserError(
             f"{session.folder.checkpoints} must hold the checkpoint that step {session.step + 1} took the run back to: it is "

@@ -12,7 +12,7 @@ from strop.runtime.evaluation import answer_all
 from strop.runtime.guards import prepare_rollbacks, respond
 from strop.runtime.learning import Seen, learn, learns_alone, unseen, weigh
 from strop.runtime.recording import record_step
-from strop.runtime.resume import save_checkpoint
+from strop.runtime.resume import ready_checkpoint, save_checkpoint
 from strop.runtime.session import Session
 from strop.types import GuardError, Rollout, StepMetrics, merge_metrics
 
@@ -37,14 +37,24 @@ async def train_steps(session: Session) -> None:
         metrics = make_step(session, rollouts, metrics)
         await _share_weights(session)
         session.mark_place()
+        write_checkpoint = None
         try:
             if session.step == run.num_steps or _is_due(session.step, session.config.eval.every_steps):
                 await evaluate_now(session)
-        finally:  # the step is made, whatever becomes of its evaluation
+                session.mark_place()  # again: scorers may have drawn from the random states
+            if _is_checkpoint_due(session):
+                write_checkpoint = ready_checkpoint(session)
+        finally:  # the step is made, whatever becomes of its evaluation and its checkpoint
             record(session, rollouts, metrics)
         _save_if_taken_back(session)
-        if _is_due(session.step, run.checkpoint_every_steps) and session.saved_step != session.step:
-            save_checkpoint(session)
+        if write_checkpoint is not None and session.writer.saved_step != session.step:
+            session.writer.start(session.step, write_checkpoint)
+        session.writer.check()
+
+
+def _is_checkpoint_due(session: Session) -> bool:
+    is_best = session.best is not None and session.best.step == session.step
+    return session.config.run.is_checkpoint_due(session.step, is_best=is_best)
 
 
 def make_step(

@@ -12,11 +12,12 @@ from strop.data import Batch
 from strop.observe.console import Console, QuietConsole
 from strop.observe.metrics_file import read_metrics
 from strop.observe.rollout_file import step_files
-from strop.runtime.checkpoints import find_checkpoint
+from strop.runtime.checkpoints import checkpoint_until
+from strop.runtime.differences import allowed_differences
 from strop.runtime.from_rollouts import RecordedRollouts
 from strop.runtime.loop import make_step
 from strop.runtime.recording import digests, recorded_weights
-from strop.runtime.resume import check_config, restore_learners
+from strop.runtime.resume import restore_learners
 from strop.runtime.run_folder import RunFolder
 from strop.runtime.session import Session, open_session
 from strop.types import ConfigError, GuardError, Rollout, UserError
@@ -109,12 +110,12 @@ def _check_recorded(
 
 def _go_to_start(session: Session, step: int) -> str:
     """Bring a new session to the newest checkpoint before the step; says where it is then."""
-    found = find_checkpoint(session.folder.checkpoints, warn=session.console.warn, until=step - 1)
+    found = checkpoint_until(session.folder.checkpoints, warn=session.console.warn, until=step - 1)
     if found is None:
         return "the model that the run began with"
     path, state = found
     try:
-        check_config(session.config, state["config"])
+        allowed_differences(session.config, state["config"], frozenset())
     except (
         ConfigError
     ) as error:  # somebody tries another setting on the same rollouts: the verdict will say what came of it

@@ -14,7 +14,8 @@ from safetensors import SafetensorError
 
 from strop.types import UserError
 
-_REPLACED = ("config.toml", "objective.txt", "metrics.jsonl", "rollouts", "guards", "checkpoints", "report.html")
+_REPLACED = ("config.toml", "objective.txt", "metrics.jsonl", "changes.jsonl", "rollouts", "guards", "checkpoints")
+_REPLACED += ("report.html",)
 _OF_EARLIER_RUN = ".of_earlier_run"  # a file in model/, best/ and critic/
 
 
@@ -26,6 +27,7 @@ class RunFolder:
         self.config = path / "config.toml"
         self.objective = path / "objective.txt"
         self.metrics = path / "metrics.jsonl"
+        self.changes = path / "changes.jsonl"  # options that were changed when the run was resumed
         self.rollouts = path / "rollouts"
         self.guards = path / "guards"
         self.checkpoints = path / "checkpoints"

@@ -24,8 +24,10 @@ from strop.runtime.evaluation import Evaluation, HeldOut, response_limit
 from strop.runtime.from_rollouts import RecordedRollouts, open_recorded
 from strop.runtime.guard_memory import GuardMemory
 from strop.runtime.models import LoadedModel, check_length, check_stop_token_ids, load_model, set_threads
+from strop.runtime.random_states import random_states
 from strop.runtime.run_folder import RunFolder
 from strop.runtime.teachers import Teachers, open_teachers
+from strop.runtime.writer import CheckpointWriter
 from strop.trainers import TorchCritic, TorchTrainer
 from strop.types import ConfigError, Engine, Group, Prompt
 
@@ -37,6 +39,7 @@ class Place:
     cursor: dict[str, Any]
     num_prompts_sampled: int = 0
     waiting: tuple[Group, ...] = ()
+    random: dict[str, Any] = field(default_factory=random_states, repr=False)
 
 
 @dataclass(kw_only=True)
@@ -71,7 +74,8 @@ class Session(SamplingSession):
     critic: TorchCritic | None
     guards: GuardMemory
     teachers: Teachers | None = None
-    saved_step: int = -1  # that the newest checkpoint holds
+    writer: CheckpointWriter = field(default_factory=CheckpointWriter)
+    went_back: bool = False  # to an earlier checkpoint than the newest
     is_within_step: bool = False  # between the first and the last update of a batch: no state to resume from
     place: Place = field(default_factory=lambda: Place({}))  # of when `step` was done
     history: list[dict[str, float]] = field(default_factory=list)
@@ -92,7 +96,7 @@ class Session(SamplingSession):
             scorer.close()
 
     def mark_place(self) -> None:
-        """A step is done: what was collected until here is what a checkpoint of it holds."""
+        """A step, or its evaluation, is done: what was collected and drawn until here is what a checkpoint of it holds."""
         self.place = Place(self.cursor.state(), self.num_prompts_sampled, self.waiting)
 
 

@@ -20,6 +20,8 @@ from strop.trainers.layout import cut
 from strop.trainers.updates import Moments, Updates
 from strop.types import GuardError, Metric, StepMetrics, WeightSource
 
+REFERENCE_FILE = "reference.safetensors"  # in a checkpoint, of a run that has one
+
 
 class TorchTrainer:
     """Learns by AdamW on the model it is given; one in bfloat16 by float32 masters of its weights (see MasterWeights).
@@ -142,6 +144,21 @@ class TorchTrainer:
         """Set the parameters to a copy; the optimizer's moments stay as they are."""
         self._updates.put_back(weights)
 
+    def snapshot(self) -> state.Write:
+        """Copy weights (float32 masters where there are), moments, the step count and the reference to host memory; what is
+        returned writes the copy as safetensors and JSON, whatever the trainer does meanwhile. The reference is copied too,
+        because the folder it was loaded from may hold another model when it is wanted."""
+        own = self._updates.snapshot()
+        if self._reference is None:
+            return own
+        reference = state.snapshot_weights(REFERENCE_FILE, dict(self._reference.model.named_parameters()))
+
+        def write(folder: Path) -> None:
+            own(folder)
+            reference(folder)
+
+        return write
+
     def copy_moments(self) -> Moments:
         """A copy of what the optimizer remembers."""
         return self._updates.copy_moments()
@@ -169,17 +186,14 @@ class TorchTrainer:
         return found[0], found[1]
 
     def save(self, folder: Path) -> None:
-        """Write weights (float32 masters where there are), moments, the step count and the reference: safetensors and JSON.
-        The reference is written too, because the folder it was loaded from may hold another model when it is wanted."""
-        self._updates.save(folder)
-        if self._reference is not None:
-            state.save_weights(folder / "reference.safetensors", dict(self._reference.model.named_parameters()))
+        """Write a snapshot into a folder that exists."""
+        self.snapshot()(folder)
 
     def load(self, folder: Path) -> None:
         """Read what `save` wrote into this model and optimizer."""
         self._updates.load(folder)
         if self._reference is not None:
-            state.load_weights(folder / "reference.safetensors", dict(self._reference.model.named_parameters()))
+            state.load_weights(folder / REFERENCE_FILE, dict(self._reference.model.named_parameters()))
 
 
 def _trainable(part: Batch, logprobs: Tensor, entropy: Tensor | None) -> TrainableTokens:

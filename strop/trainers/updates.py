@@ -156,7 +156,7 @@ class Updates:
 
     def copy_weights(self) -> dict[str, Tensor]:
         """A copy of what the optimizer moves (float32 masters where there are), in host memory."""
-        return {name: p.detach().to("cpu", copy=True) for name, p in self.parameters.items()}
+        return state.host_copy(self.parameters)
 
     @torch.no_grad()
     def put_back(self, weights: dict[str, Tensor]) -> None:
@@ -193,11 +193,11 @@ class Updates:
             found = zlib.crc32(content, found)
         return f"{found:08x}"
 
-    def save(self, folder: Path, *, prefix: str = "") -> None:
-        """Write weights (float32 masters where there are), moments and the step count: safetensors and JSON."""
-        state.save(folder, self.parameters, self.optimizer, num_steps=self.num_steps, prefix=prefix)
+    def snapshot(self, *, prefix: str = "") -> state.Write:
+        """Copy weights (float32 masters where there are), moments and the step count; what is returned writes them."""
+        return state.snapshot(self.parameters, self.optimizer, num_steps=self.num_steps, prefix=prefix)
 
     def load(self, folder: Path, *, prefix: str = "") -> None:
-        """Read what `save` wrote."""
+        """Read what a snapshot wrote."""
         self.num_steps = state.load(folder, self.parameters, self.optimizer, prefix=prefix)
         self._masters.write_weights()

@@ -80,6 +80,7 @@ SCENARIOS = {
     "a broken held-out line": {"validation.data.path": "validation.data-broken.jsonl"},
     "Parquet": {"data.path": "data.parquet", "validation.data.path": "validation.data.parquet"},
     "a run in the folder": {"run.overwrite": False},
+    "a validation between two checkpoints": {"run.checkpoint_every_steps": 100, "validation.every_steps": 1},
     "a loss that only rises": {"trainer.lr": 5.0, "validation.every_steps": 1},
 }
 

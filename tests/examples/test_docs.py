@@ -392,6 +392,7 @@ MET_IN_OTHER_TESTS = {
     "scoring waits for",
     "the engine has finished no prompt for",  # tests/rollout/test_in_time.py
     "in which the engine finished no prompt",  # tests/commands/test_waits.py
+    "the checkpoint cannot be written",  # tests/runtime/test_crashes.py
 }
 
 

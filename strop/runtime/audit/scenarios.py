@@ -130,6 +130,15 @@ def _larger(now: Values, folder: Path) -> Values:
     return changed
 
 
+def _best_between_checkpoints(now: Values, folder: Path) -> Values:
+    """The first evaluation, which is the best so far, is of a step without a checkpoint of its own."""
+    if not now["run.checkpoint_every_steps"] or not any(
+        path.startswith("eval.") and path.endswith("data.kind") for path in now
+    ):
+        return {}
+    return {"run.checkpoint_every_steps": NUM_STEPS, "eval.every_steps": 1, "eval.at_start": False}
+
+
 def _out_of_reach(now: Values, folder: Path) -> Values:
     return {path: 1e9 for path, value in now.items() if path.endswith("target") and value is not None}
 
@@ -157,6 +166,7 @@ SCENARIOS = (
     Scenario("a broken line in eval.sets", _broken_line_of_sets),
     Scenario("a run in the folder already", _used_folder),
     Scenario("a filter that keeps nothing", _nothing_kept),
+    Scenario("evaluations between two checkpoints", _best_between_checkpoints),
     Scenario("a few prompts, seen again and again", _few_prompts),
     Scenario("a tokenizer without a chat template", _no_template),
     Scenario("losses that are not finite", _as_it_is, probe_broken_losses),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,10 +11,13 @@ from pathlib import Path
 from strop import interrupts
 from strop.algorithms import likelihood_formula
 from strop.config import SFTConfig, to_toml
+from strop.config.resuming import allowed_changes, resume_word
 from strop.config.tree import walk
 from strop.observe.console import Console, QuietConsole
 from strop.observe.report import write_report
 from strop.runtime.models import has_finite_weights
+from strop.runtime.random_states import seeded
+from strop.runtime.resume import checkpoint_to_resume
 from strop.runtime.run_folder import RunFolder
 from strop.runtime.sft.resume import restore_sft, save_sft_checkpoint
 from strop.runtime.sft.session import SFTSession, open_sft_session
@@ -35,31 +39,41 @@ class SFTResult:
     left_out: dict[str, int]  # "data/num_dropped", "validation.data/num_skipped_lines", ...: as in metrics.jsonl
 
 
-def sft(config: SFTConfig, *, resume: bool = False, console: Console | None = None) -> SFTResult:
+def sft(
+    config: SFTConfig,
+    *,
+    resume: bool | str = False,
+    allow_change: Sequence[str] = (),
+    console: Console | None = None,
+) -> SFTResult:
     """Fine-tune a model on demonstrations: each optimizer step on `data.batch_size` of them.
 
     Args:
         config: from `strop.load_config(..., command="sft")`.
-        resume: go on from the newest complete checkpoint in the run folder.
+        resume: go on from the newest complete checkpoint in the run folder (True), from the "best", or from one by its name;
+            "auto" goes on from the newest if there is one, and begins the run if the folder holds none.
+        allow_change: options and tables that may differ from the run that is resumed; `data` begins the data anew.
         console: where progress goes; None means nowhere.
 
     Raises:
         UserError: something a user can mend; nothing was trained.
         GuardError: a loss or gradient was not finite; the model from before it is in the run folder.
     """
-    console = console or QuietConsole()
+    console, word = console or QuietConsole(), resume_word(resume)
+    allowed = allowed_changes(SFTConfig, allow_change, resumes=word is not None)
     for _, table in walk(config):
         for warning in table.warnings():
             console.warn(warning)
-    folder = RunFolder(config.folder)
-    with folder.held(overwrite=config.run.overwrite, resume=resume):
+    folder, overwrite = RunFolder(config.folder), config.run.overwrite
+    with folder.held(overwrite=overwrite, resume=word is not None), seeded(config.seed):
+        which = checkpoint_to_resume(folder, word, overwrite=overwrite)
         session = open_sft_session(config, console, folder)
-        if resume:
-            restore_sft(session)
+        if which is not None:
+            restore_sft(session, which, allowed)
         interrupts.check()
         if session.step >= session.num_steps or session.has_lost_patience:
             console.warn(f"nothing is left to do: {_what_is_made(session)}.")
-        if config.run.overwrite and not resume:
+        if overwrite and which is None:
             folder.clear()
         interrupted = _run(session)
     best = session.best if session.best.step >= 0 else None
@@ -98,15 +112,21 @@ def _run(session: SFTSession) -> bool:
 def _finish(session: SFTSession) -> None:
     """Checkpoint, model and report, each whatever became of the one before it."""
     with ExitStack() as everything:  # the last one first
+        everything.callback(session.writer.wait)
         everything.callback(_write_report, session)
         everything.callback(session.folder.drop_best_of_earlier_run)
         if not has_finite_weights(session.loaded.model):
             session.console.warn(f"no model was written: the weights are not finite after step {session.step}.")
             return
         everything.callback(session.folder.write_model, session.loaded.model, session.loaded.tokenizer)
-        is_due = session.config.run.checkpoint_every_steps > 0 and session.saved_step != session.step
-        if is_due and not session.is_within_step:
-            save_sft_checkpoint(session)
+        everything.callback(_save_if_due, session)
+        session.writer.wait()
+
+
+def _save_if_due(session: SFTSession) -> None:
+    is_due = session.config.run.checkpoint_every_steps > 0 and session.writer.saved_step != session.step
+    if is_due and not session.is_within_step:
+        save_sft_checkpoint(session)
 
 
 def _write_report(session: SFTSession) -> None:

@@ -17,6 +17,7 @@ from strop.runtime.models import LoadedModel, load_model, set_threads
 from strop.runtime.run_folder import RunFolder
 from strop.runtime.session import warn_of_left_out
 from strop.runtime.sft.validation import Best, Validation
+from strop.runtime.writer import CheckpointWriter
 from strop.trainers import TorchTrainer
 from strop.types import ConfigError
 
@@ -38,7 +39,8 @@ class SFTSession:
     num_steps: int  # of the whole run
     left_out: dict[str, int]  # of the files: what was not read, dropped or cut, by the names of metrics.jsonl
     step: int = 0
-    saved_step: int = -1  # that the newest checkpoint holds
+    writer: CheckpointWriter = field(default_factory=CheckpointWriter)
+    went_back: bool = False  # to an earlier checkpoint than the newest
     is_within_step: bool = False  # a step is made and not yet validated and written down: no state to resume from
     cursor_state: dict[str, Any] = field(default_factory=dict)  # where the data stood when `step` was done
     best: Best = field(default_factory=Best)
