@@ -144,6 +144,11 @@ def write_workshop(folder: Path) -> None:
         write_prompts(folder / f"{table}{other}.{kind}", columns, num_rows=6)
 
 
+def sources_of(now: dict[str, Any]) -> tuple[str, ...]:
+    """Where the prompts of the audit's runs come from: generated tasks have the dataset's name."""
+    return ("chain_sum",) if now.get("data.kind") == "reasoning_gym" else SOURCES
+
+
 def supplied(path: str, now: dict[str, Any], folder: Path) -> tuple[Any, ...]:
     """Two values of an option that the workshop has, the first being what the audit's runs begin with; none where the
     option's type tells all."""
@@ -159,7 +164,8 @@ def supplied(path: str, now: dict[str, Any], folder: Path) -> tuple[Any, ...]:
         return function_of(now, table, folder, is_named=False)
     if name in ("teacher", "teachers"):
         one, other = (str(folder / place) for place in TEACHERS)
-        return (one, other) if name == "teacher" else ({}, {SOURCES[0]: other}, dict.fromkeys(SOURCES, other))
+        sources = sources_of(now)
+        return (one, other) if name == "teacher" else ({}, {sources[0]: other}, dict.fromkeys(sources, other))
     if path in ("filter.group", "filter.rollout"):
         return (f"{folder}/scorer.py:keeps_{name}",)
     if path == "rollout.from_folder":
