@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,7 +41,9 @@ def take_best(session: Session) -> None:
     session.best = Best(found.step, metric, value, _measure(session))
     if session.config.eval.keep_best and has_finite_weights(session.loaded.model):
         session.folder.write_best(
-            session.loaded.model, session.loaded.tokenizer, {_FILE: json.dumps(asdict(session.best))}
+            session.loaded.model,
+            session.loaded.tokenizer,
+            {_FILE: json.dumps({"step": found.step, "metric": metric, "value": value})},
         )
 
 
