@@ -116,6 +116,10 @@ class TorchCritic:
         """A checksum of the weights."""
         return self._updates.digest()
 
+    def save(self, folder: Path) -> None:
+        """Write a snapshot into a folder that exists."""
+        self.snapshot()(folder)
+
     def load(self, folder: Path) -> None:
         """Read what a snapshot wrote into this model and optimizer."""
         self._updates.load(folder, prefix=_PREFIX)
