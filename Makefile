@@ -6,7 +6,7 @@ SEED ?= 0
 BIN := .venv/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: quickstart test check format lint types docs bench clean
+.PHONY: quickstart test check format lint types docs bench soak clean
 
 quickstart: .venv/run.stamp
 	$(BIN)/python examples/quickstart/run.py --seed $(SEED)
@@ -56,6 +56,10 @@ bench: .venv/bench.stamp
 .venv/bench.stamp: .venv/run.stamp
 	$(BIN)/python -m pip install --quiet --editable ".[bench]"
 	@touch $@
+
+# Many steps of the quickstart, killed and with a full disk again and again; some minutes.
+soak: .venv/run.stamp
+	OMP_NUM_THREADS=1 $(BIN)/python tools/soak.py
 
 clean:
 	rm -rf .venv runs

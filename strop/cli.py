@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,41 @@ def _with_flags(command: Callable[..., Any]) -> Callable[..., Any]:
     return click.argument("flags", nargs=-1, type=click.UNPROCESSED, metavar="[--OPTION VALUE]...")(command)
 
 
+class _Resumable(click.Command):
+    """A command whose --resume may have a word after it, or none: what follows belongs to it only if it is such a word."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, list(_with_word(args)))
+
+
+def _with_word(args: list[str]) -> Iterator[str]:
+    from strop.config.resuming import is_resume_word
+
+    rest = list(args)
+    while rest:
+        word = rest.pop(0)
+        if word == "--resume":
+            word = f"--resume={rest.pop(0) if rest and is_resume_word(rest[0]) else 'newest'}"
+        yield word
+
+
+def _with_resume(command: Callable[..., Any]) -> Callable[..., Any]:
+    resume = click.option(
+        "--resume",
+        metavar="[auto|best|step_NNNNNN]",
+        help="Go on from the newest complete checkpoint in the run folder. auto: if there is one, else begin the run; best: "
+        "from that of the best evaluation; step_000040: from that one.",
+    )
+    allow = click.option(
+        "--allow-change",
+        multiple=True,
+        metavar="OPTION",
+        help="An option, or a table, that may differ from the run that is resumed; data begins the data anew. May be given "
+        "several times.",
+    )
+    return resume(allow(command))
+
+
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(__version__, prog_name="strop")
 def cli() -> None:
@@ -41,17 +76,31 @@ def cli() -> None:
     """
 
 
-@cli.command(context_settings=_ANY_FLAGS, epilog=_OPTIONS_HELP)
+@cli.command(cls=_Resumable, context_settings=_ANY_FLAGS, epilog=_OPTIONS_HELP)
 @click.argument("config", type=click.Path(path_type=Path))
-@click.option("--resume", is_flag=True, help="Go on from the newest complete checkpoint in the run folder.")
+@_with_resume
+@click.option(
+    "--from-rollouts",
+    type=click.Path(path_type=Path),
+    metavar="FOLDER",
+    help="Sample nothing: learn from the rollouts in FOLDER (of a run, or of strop rollout), with ratios to their recorded "
+    "log-probabilities unless the config corrects otherwise.",
+)
 @_with_flags
-def train(config: Path, resume: bool, flags: tuple[str, ...]) -> None:
+def train(
+    config: Path,
+    resume: str | None,
+    allow_change: tuple[str, ...],
+    from_rollouts: Path | None,
+    flags: tuple[str, ...],
+) -> None:
     """Train a model by reinforcement learning.
 
     Writes runs/NAME: config.toml, objective.txt, metrics.jsonl, rollouts/, model/ and report.html. Ctrl-C stops between two
     steps and saves (exit code 130); a second one stops at once.
     """
-    loaded = _load(config, flags, "train", runs=True)
+    allowed = _allowed("train", allow_change, resume)
+    loaded = _load(config, flags, "train", runs=True, from_rollouts=from_rollouts)
     from strop.observe.console import TerminalConsole
     from strop.runtime import train as run
 
@@ -59,21 +108,22 @@ def train(config: Path, resume: bool, flags: tuple[str, ...]) -> None:
 
     console = TerminalConsole(title=config.stem)
     with console.live():
-        result = run(loaded, resume=resume, console=console)
+        result = run(loaded, resume=resume or False, allow_change=allowed, console=console)
     if result.interrupted:
         sys.exit(130)
 
 
-@cli.command(context_settings=_ANY_FLAGS, epilog=_OPTIONS_HELP)
+@cli.command(cls=_Resumable, context_settings=_ANY_FLAGS, epilog=_OPTIONS_HELP)
 @click.argument("config", type=click.Path(path_type=Path))
-@click.option("--resume", is_flag=True, help="Go on from the newest complete checkpoint in the run folder.")
+@_with_resume
 @_with_flags
-def sft(config: Path, resume: bool, flags: tuple[str, ...]) -> None:
+def sft(config: Path, resume: str | None, allow_change: tuple[str, ...], flags: tuple[str, ...]) -> None:
     """Fine-tune a model on demonstrations: conversations, or prompts with their responses.
 
     Writes runs/NAME: config.toml, objective.txt, metrics.jsonl, model/, best/ (with [validation.data]) and report.html. Ctrl-C
     stops between two steps and saves (exit code 130); a second one stops at once.
     """
+    allowed = _allowed("sft", allow_change, resume)
     loaded = _load(config, flags, "sft", runs=True)
     from strop.observe.console import TerminalConsole
     from strop.runtime import sft as run
@@ -82,9 +132,64 @@ def sft(config: Path, resume: bool, flags: tuple[str, ...]) -> None:
 
     console = TerminalConsole(title=config.stem)
     with console.live():
-        result = run(loaded, resume=resume, console=console)
+        result = run(loaded, resume=resume or False, allow_change=allowed, console=console)
     if result.interrupted:
         sys.exit(130)
+
+
+@cli.command(context_settings=_ANY_FLAGS, epilog=_OPTIONS_HELP)
+@click.argument("config", type=click.Path(path_type=Path))
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="The folder to write; else runs/NAME-rollouts.")
+@_with_flags
+def rollout(config: Path, output: Path | None, flags: tuple[str, ...]) -> None:
+    """Sample and score as strop train would, without training: --num-steps N batches.
+
+    Writes step_000001.jsonl and so on; strop train CONFIG --from-rollouts FOLDER learns from them. Ctrl-C keeps what is whole.
+    """
+    loaded = _load(config, flags, "train", runs=True)
+    from strop.observe.console import TerminalConsole
+    from strop.observe.replay_tables import print_tallies
+    from strop.runtime.roll_out import roll_out
+
+    interrupts.check()
+
+    folder = output or loaded.folder.with_name(f"{loaded.folder.name}-rollouts")
+    console = TerminalConsole(title=config.stem)
+    with console.live():
+        tallies = roll_out(loaded, folder, console=console)
+    print_tallies({name: tally.numbers() for name, tally in tallies.items()})
+    click.echo(f"rollouts: {folder}")
+
+
+@cli.command(context_settings=_ANY_FLAGS, epilog=_OPTIONS_HELP)
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option("--step", type=click.IntRange(min=1), required=True, help="The step to redo, counted from 1.")
+@click.option(
+    "--rollout", "line", type=int, metavar="K", help="Show the tokens of the rollout in line K of the step's file."
+)
+@_with_flags
+def replay(run: Path, step: int, line: int | None, flags: tuple[str, ...]) -> None:
+    """Redo a training step of a run from its recorded rollouts, and compare it bit for bit.
+
+    Begins at the newest checkpoint before the step, or at the run's first model. Nothing is sampled, and RUN stays as it
+    is. Exit code 1 if loss, gradient norm or weights are not what they were.
+    """
+    if not (run / "config.toml").is_file():
+        raise UserError(f"RUN must be the folder of a run of strop train, got {str(run)!r}: it has no config.toml.")
+    loaded = _load(run / "config.toml", flags, "train", runs=True)
+    from strop.observe.console import TerminalConsole
+    from strop.observe.replay_tables import print_replay
+    from strop.runtime.replay import replay as redo
+
+    interrupts.check()
+
+    console = TerminalConsole(title=f"replay {step}")
+    with console.live():
+        found = redo(run, loaded, step=step, rollout=line, console=console)
+    print_replay(found)
+    if found.difference:
+        click.secho(f"stopped: the step differs. {found.difference}", fg="red", err=True)
+        sys.exit(1)
 
 
 @cli.command("eval", context_settings=_ANY_FLAGS, epilog=_OPTIONS_HELP)
@@ -248,13 +353,29 @@ def _config_of(target: Path) -> Path:
     return target / "config.toml" if target.is_dir() else target
 
 
-def _load(path: Path, flags: tuple[str, ...], command: Any, *, runs: bool = False) -> Any:
+def _allowed(command: Any, names: tuple[str, ...], resume: str | None) -> tuple[str, ...]:
+    """What --allow-change names, as whole paths."""
+    from strop.config.load import ROOTS
+    from strop.config.resuming import allowed_changes, resume_word
+
+    word = None if resume is None else resume_word(resume)
+    return tuple(allowed_changes(ROOTS[command], names, resumes=word is not None))
+
+
+def _load(
+    path: Path, flags: tuple[str, ...], command: Any, *, runs: bool = False, from_rollouts: Path | None = None
+) -> Any:
     """The config with the flags laid over it. `runs`: what it names on disk is needed now."""
     from strop.config.files import check_files
     from strop.config.load import ROOTS, load_config
     from strop.config.overrides import parse_flags
 
-    config = load_config(path, parse_flags(ROOTS[command], flags), command=command)
+    given = parse_flags(ROOTS[command], flags)
+    if from_rollouts is not None:
+        given["rollout.from_folder"] = str(from_rollouts)
+    config = load_config(path, given, command=command)
+    if from_rollouts is not None and config.origin("algorithm.old_logprobs") == "default" and config.may_use_recorded:
+        config = load_config(path, {**given, "algorithm.old_logprobs": "rollout"}, command=command)
     if runs:
         check_files(config, trains=True)
     return config

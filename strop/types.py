@@ -6,7 +6,7 @@ per-token field belongs to token t, which is predicted from the tokens before it
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 FinishReason = Literal["stop", "length", "abort"]
+GuardName = Literal["non_finite", "logprob_gap", "loss_jump", "kl_jump"]
 
 
 class StropError(Exception):
@@ -63,7 +64,16 @@ def model_failure(error: Exception, model: Any, rows: str, *, option: str = "") 
 
 
 class GuardError(StropError):
-    """A guard stopped the step before the optimizer: the message names what was out of bounds."""
+    """A guard stopped the step before the optimizer: the message names what was out of bounds.
+
+    Args:
+        guard: which one, where `[guards]` has an action for it.
+        blamed: the sequences that it comes from, by name, where that is known.
+    """
+
+    def __init__(self, message: str, *, guard: GuardName | None = None, blamed: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.guard, self.blamed = guard, tuple(blamed)
 
 
 class WaitError(StropError):
@@ -140,6 +150,11 @@ class Rollout:
     @property
     def num_response_tokens(self) -> int:
         return sum(self.response_mask)
+
+    @property
+    def name(self) -> str:
+        """What messages call it."""
+        return f"sample {self.sample} of prompt row {self.prompt.row}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,6 +272,8 @@ class Trainer(Protocol):
     def step(self, batch: Any, objective: Any) -> StepMetrics: ...
 
     def weights(self) -> WeightSource: ...
+
+    def snapshot(self) -> Callable[[Path], None]: ...
 
     def save(self, folder: Path) -> None: ...
 

@@ -175,11 +175,15 @@ def _ratio_lines(config: TrainConfig) -> list[str]:
     says_ratio = POLICY_LOSSES[algorithm.policy_loss.kind].options.has_ratio or algorithm.kl.unbiased
     lines = []
     if says_ratio:
-        samples = "" if config.filter.surplus == "keep" else ", on fresh samples"
+        is_fresh = config.filter.surplus != "keep" and config.rollout.from_folder is None
+        samples = ", on fresh samples" if is_fresh else ""
         moves = "" if algorithm.ratio_moves else f" = 1 in value: one update per batch{samples}"
         lines.append(f"  r_t = exp(logprobs_t - old_logprobs_t){moves}")
     if algorithm.old_logprobs == "rollout":
-        lines.append(f"  old_logprobs: the sampler's own, rollout_logprobs{at}")
+        whose = (
+            "the sampler's own" if config.rollout.from_folder is None else "as recorded when the rollouts were sampled"
+        )
+        lines.append(f"  old_logprobs: {whose}, rollout_logprobs{at}")
     elif says_ratio or _compares_with_old(config):
         when = "before the batch's first update" if algorithm.updates_per_batch > 1 else "before the update"
         lines.append(f"  old_logprobs: the trainer's, {when}{at}")
@@ -216,7 +220,9 @@ def _batch_lines(config: TrainConfig) -> list[str]:
     left_out = "; responses cut at the limit are left out" if config.algorithm.mask_truncated else ""
     alone = config.critic.only_first_steps
     first = f"; in the first {alone} only the critic learns" if alone else ""
+    recorded = [] if rollout.from_folder is None else [f"  rollouts: recorded, from {rollout.from_folder}; off-policy"]
     return [
+        *recorded,
         f"  batch: {rollout.prompts_per_step} prompts x {rollout.group_size} samples = {sequences} sequences of at most "
         f"{rollout.max_response_tokens} tokens{left_out}",
         *_filter_lines(config),

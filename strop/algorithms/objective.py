@@ -241,8 +241,9 @@ class PolicyObjective:
         return {"kl_coef": self.kl_coef, "entropy_coef": self.entropy_coef}
 
     def load_state(self, state: Mapping[str, float]) -> None:
-        """Take back what `state` gave."""
-        self.kl_coef, self.entropy_coef = float(state["kl_coef"]), float(state["entropy_coef"])
+        """Take back what `state` gave; what is not in it stays as it is."""
+        self.kl_coef = float(state.get("kl_coef", self.kl_coef))
+        self.entropy_coef = float(state.get("entropy_coef", self.entropy_coef))
 
 
 def _earned(scored: ScoredTokens, token_kl: Tensor) -> ScoredTokens:

@@ -8,6 +8,7 @@ from strop.config.data import DataOptions, DemonstrationOptions, JSONLOptions, P
 from strop.config.distillation import DistillationOptions, is_address
 from strop.config.evaluation import EvalOptions, EvalSetOptions
 from strop.config.filtering import CurriculumOptions, FilterOptions, LengthPenaltyOptions
+from strop.config.guards import GuardOptions
 from strop.config.imitation import LossOptions, ValidationOptions
 from strop.config.load import load_config, make_config
 from strop.config.policy_loss import CISPOOptions, PPOClipOptions
@@ -18,7 +19,6 @@ from strop.config.sampling import RewardOptions, RolloutOptions
 from strop.config.train_rules import warmup_fits
 from strop.config.training import (
     AdamWOptions,
-    GuardOptions,
     ModelOptions,
     RunOptions,
     TorchEngineOptions,

@@ -97,7 +97,8 @@ class DemonstrationOptions(Options):
     )
     prompt_key: str = Field(default="prompt", description="Column of the prompt: text, or a list of messages.")
     response_key: str = Field(
-        default="response", description="Column of the response text; the end token is added to it."
+        default="response",
+        description="Column of the response text; its end token is added: that of the chat template, or the tokenizer's.",
     )
     train_on: Literal["assistant", "last", "all"] = Field(
         default="assistant",

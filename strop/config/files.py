@@ -21,7 +21,8 @@ def check_files(config: RootConfig, *, trains: bool = True) -> None:
     Raises:
         ConfigError: with every problem, one a line.
     """
-    problems = [*_model(config.model.path), *_data(config, trains), *_scorer(config), *_lengths(config, trains)]  # type: ignore[attr-defined]
+    problems = [*_model(config.model.path), *_data(config, trains), *_scorer(config), *_recorded(config)]  # type: ignore[attr-defined]
+    problems += _lengths(config, trains)
     if problems:
         raise ConfigError("\n".join(problems))
 
@@ -65,6 +66,12 @@ def _scorer(config: RootConfig) -> Iterator[str]:
     if file.endswith(".py") and not Path(file).is_file():
         rule = "reward.function must be module:function or file.py:function"
         yield f"{rule}, got {function}: there is no file {file}. {_relative_to(file)}"
+
+
+def _recorded(config: RootConfig) -> Iterator[str]:
+    folder = config.rollout.from_folder if isinstance(config, TrainConfig) else None
+    if folder is not None and not Path(folder).is_dir():
+        yield f"rollout.from_folder must be a folder of rollouts, got {folder}: there is no such folder. {_relative_to(folder)}"
 
 
 def _lengths(config: RootConfig, trains: bool) -> Iterator[str]:

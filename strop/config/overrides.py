@@ -22,11 +22,15 @@ _WHOLE_DISTRIBUTION = "training samples from the whole distribution"
 # Flags of single commands, which are easily given to another one.
 _OF_COMMANDS = {
     "resume": "strop train and strop sft",
+    "allow_change": "strop train and strop sft",
     "json": "strop eval",
     "show": "strop eval",
     "diff": "strop explain",
     "all": "strop audit",
     "only": "strop audit",
+    "from_rollouts": "strop train",
+    "output": "strop rollout and strop import-slime",
+    "step": "strop replay",
     "sft": "strop explain, strop audit, strop help and strop schema",
 }
 _WHY_EVAL_ALONE = {"top_p": _WHOLE_DISTRIBUTION, "top_k": _WHOLE_DISTRIBUTION}
@@ -51,7 +55,7 @@ def parse_flags(root: type[Options], args: Sequence[str], *, is_eval: bool = Fal
         if not flag.startswith("--") or flag == "--":
             raise ConfigError(f"{flag}: expected an option, such as --run.num_steps 20.")
         name, equals, value = flag[2:].partition("=")
-        name = _with_underscores(root, name)
+        name = with_underscores(root, name)
         if not equals:
             if rest and not rest[0].startswith("--"):
                 value = rest.pop(0)
@@ -66,7 +70,7 @@ def parse_flags(root: type[Options], args: Sequence[str], *, is_eval: bool = Fal
     return found
 
 
-def _with_underscores(root: type[Options], name: str) -> str:
+def with_underscores(root: type[Options], name: str) -> str:
     """--eps-clip as eps_clip. A name that the user gave a table stays as it is."""
     table = tree.named(root, name)
     return name.replace("-", "_") if table is None else table + name.removeprefix(table).replace("-", "_")
@@ -155,7 +159,9 @@ def _name_problem(root: type[Options], name: str, path: str, is_eval: bool) -> s
         reason = _WHY_EVAL_ALONE.get(name, "training has no such option")
         return f"{name} is valid as {' or '.join(tree.paths_named(root, name))}; write the whole path: {reason}."
     if name in _OF_COMMANDS:
-        return f"--{name} is no option of a config and no flag here: it is one of {_OF_COMMANDS[name]}."
+        return (
+            f"--{name.replace('_', '-')} is no option of a config and no flag here: it is one of {_OF_COMMANDS[name]}."
+        )
     return f"{name} is not an option. {tree.explain_unknown(root, path)}"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import inf
 from pathlib import Path
 
 from pydantic import Field, PrivateAttr
@@ -22,11 +23,11 @@ from strop.config.filtering import (
     NoCurriculumOptions,
     NoLengthPenaltyOptions,
 )
+from strop.config.guards import GuardOptions
 from strop.config.imitation import LossOptions, ValidationOptions
 from strop.config.lora import LoraOptions
 from strop.config.sampling import RewardOptions, RolloutOptions
 from strop.config.training import (
-    GuardOptions,
     ModelOptions,
     SFTRunOptions,
     SFTTrainerOptions,
@@ -99,7 +100,16 @@ class TrainConfig(RootConfig):
     def max_logprob_gap(self) -> float:
         if self.guards.max_logprob_gap is not None:
             return self.guards.max_logprob_gap
+        if self.rollout.from_folder is not None:
+            return inf  # the policy leaves the one that sampled
         return 1e-3 if self.model.dtype == "float32" else 0.1
+
+    @property
+    def may_use_recorded(self) -> bool:
+        """True if algorithm.old_logprobs = rollout would act, and nothing else makes up for rollouts of another policy."""
+        algorithm = self.algorithm
+        corrected = algorithm.correction.kind != "none" or algorithm.veto_ratio is not None
+        return algorithm.uses_old_logprobs and not corrected
 
     @property
     def has_critic(self) -> bool:
@@ -151,6 +161,10 @@ class SFTConfig(RootConfig):
                 "must be given with loss.reduction = constant_length, got none: it is the constant.",
             )
 
+    def idle(self) -> Iterator[Idle]:
+        if self.validation.data is None and self.run.checkpoint_every_steps:
+            yield Idle("run.keep_best_checkpoint", "is only used with held-out demonstrations (validation.data)")
+
     def warnings(self) -> Iterator[str]:
         if self.run.num_steps is not None:  # as above
             yield from self.waiting_for(self.run.num_steps, f"run.num_steps = {self.run.num_steps}")
@@ -164,6 +178,7 @@ class SFTConfig(RootConfig):
                 self.run.checkpoint_every_steps,
                 "the only checkpoint is the one at the end",
             ),
+            ("run.keep_every_steps", self.run.keep_every_steps, "no checkpoint stays for good"),
         ):
             if every > num_steps:
                 yield f"{path} = {every} is above {limit}: {consequence}."

@@ -45,6 +45,11 @@ class RolloutOptions(Options):
         gt=0,
         description="Seconds without a finished prompt after which sampling is taken to be stuck, and the run stops.",
     )
+    from_folder: str | None = Field(
+        default=None,
+        description="Train on the rollouts that strop train or strop rollout wrote to this folder, in their order and with "
+        "their rewards; nothing is sampled. none: sample.",
+    )
 
     @property
     def round_size(self) -> int:

@@ -26,6 +26,17 @@ def problems(config: TrainConfig) -> Iterator[Problem]:
     yield from _length_penalty(config)
     yield from _adapters(config)
     yield from distillation.problems_beside(config)
+    yield from _guards(config)
+
+
+def _guards(config: TrainConfig) -> Iterator[Problem]:
+    for name, action in config.guards.actions.items():
+        if action == "rollback" and config.run.checkpoint_every_steps == 0:
+            yield Problem(
+                f"guards.on_{name}",
+                "must be stop or skip with run.checkpoint_every_steps = 0, got rollback: there is no checkpoint to go back to. "
+                "Set run.checkpoint_every_steps.",
+            )
 
 
 def _steps(config: TrainConfig) -> Iterator[Problem]:
@@ -154,8 +165,17 @@ def idle(config: TrainConfig) -> Iterator[Idle]:
     if not (config.algorithm.uses_old_logprobs or config.distillation.is_on):
         kind = config.algorithm.policy_loss.kind
         yield Idle("algorithm.old_logprobs", f"cannot act: policy_loss.kind = {kind} has no ratio")
+    if not config.eval.all_sets and config.run.checkpoint_every_steps:
+        yield Idle("run.keep_best_checkpoint", "is only used with held-out prompts ([eval.data] or [eval.sets.NAME])")
     if not config.filter.drops_groups:
         yield Idle("rollout.prompts_per_round", "is only used with a filter, which may drop groups")
+    kl_in_loss = config.algorithm.kl.coef > 0 and config.algorithm.kl.place == "loss"
+    if not (kl_in_loss or config.algorithm.ratio_moves):
+        yield Idle(
+            "guards.max_kl_jump",
+            "cannot act with algorithm.updates_per_batch = 1 and no KL in the loss: in the only update the policy is the old "
+            "policy, and their KL is 0",
+        )
     yield from distillation.idle_beside(config)
 
 
@@ -163,7 +183,9 @@ def derived(config: TrainConfig) -> Iterator[Derived]:
     """What options stand for that follow from another table."""
     limit = config.rollout.max_response_tokens
     if config.guards.max_logprob_gap is None:
-        yield Derived("guards.max_logprob_gap", config.max_logprob_gap, f"model.dtype = {config.model.dtype}")
+        recorded = config.rollout.from_folder is not None
+        source = "rollout.from_folder" if recorded else f"model.dtype = {config.model.dtype}"
+        yield Derived("guards.max_logprob_gap", config.max_logprob_gap, source)
     for name, own in config.eval.all_sets.items() if config.eval.max_response_tokens is None else ():
         if own.max_response_tokens is None:
             table = f"eval.sets.{name}" if name else "eval"
@@ -179,6 +201,7 @@ def derived(config: TrainConfig) -> Iterator[Derived]:
 def warnings(config: TrainConfig) -> Iterator[str]:
     """Options that wait for a step the run does not have: allowed, since runs are shortened to try them."""
     last = config.run.num_steps
+    yield from _recorded(config)
     for path, every, consequence in (
         ("eval.every_steps", config.eval.every_steps, "the only evaluations are those before and after the run"),
         (
@@ -189,12 +212,13 @@ def warnings(config: TrainConfig) -> Iterator[str]:
     ):
         if every >= last:
             yield f"{path} = {every} is not below run.num_steps = {last}: {consequence}."
-    checkpoints = config.run.checkpoint_every_steps
-    if checkpoints > last:
-        yield (
-            f"run.checkpoint_every_steps = {checkpoints} is above run.num_steps = {last}: "
-            "the only checkpoint is the one at the end."
-        )
+    for name, consequence in (
+        ("checkpoint_every_steps", "the only checkpoint is the one at the end"),
+        ("keep_every_steps", "no checkpoint stays for good"),
+    ):
+        value = getattr(config.run, name)
+        if value > last:
+            yield f"run.{name} = {value} is above run.num_steps = {last}: {consequence}."
     yield from _unreached(config)
     yield from unreached_schedule(config.trainer, config.num_optimizer_steps)
 
@@ -207,9 +231,10 @@ def _unreached(config: TrainConfig) -> Iterator[str]:
         yield "algorithm.kl.target cannot act with run.num_steps = 1: the coefficient changes after the first batch."
     if last == 1 and config.algorithm.entropy_target is not None:
         yield "algorithm.entropy_target cannot act with run.num_steps = 1: the weight changes after the first batch."
-    num_checkpoints = -(-last // every) if every else 0
+    for_good = config.run.keep_every_steps or last
+    num_checkpoints = len({*range(every, last, every), *range(for_good, last, for_good), last}) if every else 0
     default = type(config.run).model_fields["keep_checkpoints"].default
-    if every and keep > num_checkpoints and keep != default:
+    if every and keep > num_checkpoints and keep != default and not config.run.keep_best_checkpoint:
         yield (
             f"run.keep_checkpoints = {keep} is above the {num_checkpoints} that the run makes (run.num_steps = {last}, "
             f"run.checkpoint_every_steps = {every}): none is removed."
@@ -227,6 +252,31 @@ def unreached_schedule(trainer: AdamWOptions, num_optimizer_steps: int) -> Itera
         value, default = getattr(trainer, name), type(trainer).model_fields[name].default
         if num_optimizer_steps == 1 and value != default:
             yield f"trainer.{name} = {value:g} cannot act in a run of one optimizer step: AdamW corrects the first one for it."
+
+
+def _recorded(config: TrainConfig) -> Iterator[str]:
+    """What training on recorded rollouts means, where that is not the policy's own sampling any more."""
+    folder, algorithm = config.rollout.from_folder, config.algorithm
+    if folder is None:
+        return
+    given = f"rollout.from_folder = {folder}: off-policy"
+    corrected = algorithm.correction.kind != "none" or algorithm.veto_ratio is not None
+    if algorithm.old_logprobs == "rollout":
+        yield f"{given}; ratios are to the recorded log-probabilities (algorithm.old_logprobs = rollout)."
+    elif corrected:
+        yield (
+            f"{given}; ratios are to the trainer's own log-probabilities, and algorithm.correction weighs the gap to the "
+            "recorded ones."
+        )
+    else:
+        yield (
+            f"{given}, and nothing corrects for it: ratios begin at 1, as if the policy had sampled the rollouts. Use a loss "
+            "with a ratio and algorithm.old_logprobs = rollout, or an algorithm.correction."
+        )
+    yield (
+        "[reward], [filter], [curriculum] and [length_penalty] do not act on recorded rollouts: their rewards are the "
+        "recorded ones."
+    )
 
 
 def _divisors(number: int, most: int = 12) -> list[int]:

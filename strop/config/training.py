@@ -1,4 +1,4 @@
-"""Options of the model, the engine, the trainer, the guards and the run folder."""
+"""Options of the model, the engine, the trainer and the run folder."""
 
 from __future__ import annotations
 
@@ -96,18 +96,6 @@ class SFTTrainerOptions(TorchTrainerOptions):
     lr: float = Field(default=1e-5, ge=1e-12, description="Peak learning rate.")
 
 
-class GuardOptions(Options):
-    """What stops a step before the optimizer."""
-
-    max_logprob_gap: float | None = Field(
-        default=None,
-        gt=0,
-        allow_inf_nan=True,
-        description="Largest mean |engine - trainer| log-probability of the sampled tokens, in nats; none means 0.001 for "
-        "float32 and 0.1 for bfloat16, inf means never.",
-    )
-
-
 class RunOptions(Options):
     """Where to write, and what."""
 
@@ -119,6 +107,16 @@ class RunOptions(Options):
         description="Write a checkpoint after every so many steps, and when the run stops; 0 means never.",
     )
     keep_checkpoints: int = Field(default=2, ge=1, description="How many of the newest checkpoints stay.")
+    keep_every_steps: int = Field(
+        default=0,
+        ge=0,
+        description="A checkpoint is written after every so many steps, too, and stays for good; 0 means never.",
+    )
+    keep_best_checkpoint: bool = Field(
+        default=False,
+        description="A checkpoint is written after a step whose evaluation (strop sft: validation) is the best so far, too, "
+        "and stays until there is a better one; --resume best goes on from it.",
+    )
 
     def problems(self) -> Iterator[Problem]:
         rest = self.folder.replace("{name}", "")
@@ -132,7 +130,15 @@ class RunOptions(Options):
 
     def idle(self) -> Iterator[Idle]:
         if self.checkpoint_every_steps == 0:
-            yield Idle("keep_checkpoints", "is only used when run.checkpoint_every_steps is above 0")
+            for name in ("keep_checkpoints", "keep_every_steps", "keep_best_checkpoint"):
+                yield Idle(name, "is only used when run.checkpoint_every_steps is above 0")
+
+    def is_checkpoint_due(self, step: int, *, is_best: bool) -> bool:
+        """Whether a checkpoint is written after this step, whose evaluation may be the best so far."""
+        if self.checkpoint_every_steps == 0:
+            return False
+        every = (self.checkpoint_every_steps, self.keep_every_steps)
+        return any(n > 0 and step % n == 0 for n in every) or (is_best and self.keep_best_checkpoint)
 
 
 class TrainRunOptions(RunOptions):
@@ -140,6 +146,15 @@ class TrainRunOptions(RunOptions):
 
     num_steps: int = Field(default=100, ge=1, description="Batches of rollouts.")
     save_rollouts: bool = Field(default=True, description="Write sampled texts and scores to rollouts/.")
+    rollout_form: Literal["whole", "text"] = Field(
+        default="whole",
+        description="Write rollouts with all that training on them again and strop replay take, or only what a person reads.",
+    )
+
+    def idle(self) -> Iterator[Idle]:
+        yield from super().idle()
+        if not self.save_rollouts:
+            yield Idle("rollout_form", "is only used when run.save_rollouts = true")
 
 
 class SFTRunOptions(RunOptions):

@@ -99,7 +99,7 @@ def build_batch(rollouts: Sequence[Rollout], advantages: Sequence[float]) -> Bat
         rollout_logprobs=[r.rollout_logprobs for r in rollouts],
         group_ids=[r.group_id for r in rollouts],
         advantages=advantages,
-        names=tuple(f"sample {r.sample} of prompt row {r.prompt.row}" for r in rollouts),
+        names=tuple(r.name for r in rollouts),
     )
 
 

@@ -10,7 +10,7 @@ MAX_PROMPT_CHARS = 10_000_000  # beyond any model's context; tokenizing more cou
 
 
 def encode_prompt(
-    tokenizer: Any, prompt: Any, *, chat: str, system_prompt: str | None, where: str
+    tokenizer: Any, prompt: Any, *, chat: str, system_prompt: str | None, where: str, table: str = "data"
 ) -> tuple[str, tuple[int, ...]]:
     """Tokenise one prompt, through the tokenizer's chat template or as it is.
 
@@ -24,6 +24,7 @@ def encode_prompt(
         chat: "auto": the template for messages, and for text where the tokenizer has one; "always"; "never".
         system_prompt: a system message that goes before; None means none.
         where: the file and line, with which an error message begins.
+        table: of the config, which messages name.
 
     Returns:
         The text as the model reads it, and its token ids.
@@ -32,24 +33,30 @@ def encode_prompt(
         ConfigError: `chat` or `system_prompt` cannot be obeyed.
         DataError: the prompt is neither text nor messages, the template refuses it, or it has no tokens.
     """
-    _check_prompt(prompt, where)
-    length = len(prompt) if isinstance(prompt, str) else sum(len(message["content"]) for message in prompt)
-    if length > MAX_PROMPT_CHARS:
-        raise DataError(f"{where}: the prompt must have at most {MAX_PROMPT_CHARS} characters, got {length}.")
-    if is_templated(tokenizer, prompt, chat, where):
-        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
-        text = render(tokenizer, with_system(messages, system_prompt, where), where, add_generation_prompt=True)
+    messages = prompt_messages(prompt, where)
+    if is_templated(tokenizer, prompt, chat, where, table):
+        text = render(tokenizer, with_system(messages, system_prompt, where, table), where, add_generation_prompt=True)
         tokens = tokenizer.encode(text, add_special_tokens=False)
     elif system_prompt is not None:
         raise ConfigError(
-            f"data.system_prompt must be unset where no chat template is used, got {system_prompt!r}. "
-            'Set data.chat = "always" with a tokenizer that has a template, or write the text into the prompts.'
+            f"{table}.system_prompt must be unset where no chat template is used, got {system_prompt!r}. "
+            f'Set {table}.chat = "always" with a tokenizer that has a template, or write the text into the prompts.'
         )
     else:
         text, tokens = prompt, _without_added_end(tokenizer, prompt)
     if not tokens:
         raise DataError(f"{where}: the prompt has no tokens.")
     return text, tuple(tokens)
+
+
+def prompt_messages(prompt: Any, where: str) -> list[dict[str, Any]]:
+    """A prompt as messages; text is what the user says. What is no prompt, or too long for one, is a DataError."""
+    _check_prompt(prompt, where)
+    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+    length = sum(len(message["content"]) for message in messages)
+    if length > MAX_PROMPT_CHARS:
+        raise DataError(f"{where}: the prompt must have at most {MAX_PROMPT_CHARS} characters, got {length}.")
+    return messages
 
 
 def _check_prompt(prompt: Any, where: str) -> None:
@@ -70,7 +77,7 @@ def _check_prompt(prompt: Any, where: str) -> None:
         raise DataError(f"{where}: the last message is the assistant's. A prompt ends before the answer.")
 
 
-def is_templated(tokenizer: Any, prompt: Any, chat: str, where: str) -> bool:
+def is_templated(tokenizer: Any, prompt: Any, chat: str, where: str, table: str = "data") -> bool:
     """Whether a prompt, text or messages, goes through the tokenizer's chat template.
 
     Raises:
@@ -81,12 +88,12 @@ def is_templated(tokenizer: Any, prompt: Any, chat: str, where: str) -> bool:
     if chat == "never":
         if not is_text:
             raise ConfigError(
-                f'data.chat must be "auto" or "always" for prompts that are messages, got "never" ({where}).'
+                f'{table}.chat must be "auto" or "always" for prompts that are messages, got "never" ({where}).'
             )
         return False
     if chat == "always" and not has_template:
         raise ConfigError(
-            'data.chat must be "auto" or "never" with a tokenizer that has no chat template, got "always". '
+            f'{table}.chat must be "auto" or "never" with a tokenizer that has no chat template, got "always". '
             "Add a chat_template.jinja to the model folder, or take text prompts as they are."
         )
     if not is_text and not has_template:
@@ -94,14 +101,16 @@ def is_templated(tokenizer: Any, prompt: Any, chat: str, where: str) -> bool:
     return has_template
 
 
-def with_system(messages: list[dict[str, Any]], system_prompt: str | None, where: str) -> list[dict[str, Any]]:
+def with_system(
+    messages: list[dict[str, Any]], system_prompt: str | None, where: str, table: str = "data"
+) -> list[dict[str, Any]]:
     """The messages after a system message; one that brings its own is a DataError."""
     if system_prompt is None:
         return messages
     if messages[0]["role"] == "system":
         raise DataError(
             f"{where}: the prompt brings its own system message {messages[0]['content']!r} beside "
-            f"data.system_prompt = {system_prompt!r}. Remove one of the two."
+            f"{table}.system_prompt = {system_prompt!r}. Remove one of the two."
         )
     return [{"role": "system", "content": system_prompt}, *messages]
 

@@ -1,41 +1,32 @@
 """A conversation becomes one sequence of tokens, with a mask of those that are learned.
 
-Where a turn begins and ends is never guessed from the text. A template with {% generation %} says it itself; of any other,
-beginnings of the conversation are rendered, and each must be how the whole conversation begins. Of a turn of the assistant
-are learned the tokens that the model would have to sample: those after the head of the turn, up to its end token.
+Of a turn of the assistant are learned the tokens that the model would have to sample: those after the head of the turn, up
+to its end token. With train_on = "all" it is every token but those of messages that say that they are not learned.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from strop.data.chat import is_templated, render, with_system
+from strop.data.chat import is_templated, with_system
+from strop.data.spans import Conversation, Span, advice, learned_spans, marks_answers, unlearned_spans
 from strop.types import DataError
 
 # What a message says of itself: strop's word, and the one of slime.
 _FLAGS = ("train", "step_loss_mask")
-_MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
-_OF_A_ROW_ALONE = (
-    'Set data.train_on = "last", or give every turn that is to be learned a row of its own, as its last message'
-)
-
-
-@dataclass(frozen=True, slots=True)
-class _Span:
-    """The part of the rendered text that one message is, if it is learned."""
-
-    turn: int  # the message's place in the row
-    start: int
-    end: int
-    is_answer: bool  # of the assistant: ends with an end token
 
 
 def encode_conversation(
-    tokenizer: Any, messages: Any, *, train_on: str, chat: str, system_prompt: str | None, where: str
+    tokenizer: Any,
+    messages: Any,
+    *,
+    train_on: str,
+    chat: str,
+    system_prompt: str | None,
+    where: str,
+    table: str = "data",
 ) -> tuple[tuple[int, ...], tuple[bool, ...]]:
     """Tokenise a conversation and say which of its tokens are learned.
 
@@ -47,6 +38,7 @@ def encode_conversation(
         chat: as in `encode_prompt`; "never" is an error here.
         system_prompt: a system message that goes before; None means none.
         where: the file and line, with which an error message begins.
+        table: of the config, which messages name.
 
     Returns:
         Token ids, and for each whether it is learned.
@@ -57,24 +49,14 @@ def encode_conversation(
             others follow, so that there is no telling where it is.
     """
     turns, flags = _read_messages(messages, where)
-    is_templated(tokenizer, turns, chat, where)
-    learned = _learned_turns(turns, flags, train_on)
-    if not learned:
-        raise DataError(
-            f"{where}: no message is learned. data.train_on = {train_on!r}: is there a turn of the assistant?"
-        )
-    num_added = 0 if system_prompt is None else 1
-    whole = with_system(turns, system_prompt, where)
-    if train_on == "all" and len(learned) == len(turns):
-        text = render(tokenizer, whole, where, add_generation_prompt=False)
-        tokens = tokenizer.encode(text, add_special_tokens=False)
-        return tuple(tokens), (True,) * len(tokens)
-    answers = [i for i, turn in enumerate(turns) if turn["role"] == "assistant"]
-    if _marks_answers(tokenizer) and set(learned) <= set(answers):
-        text, spans = _marked_spans(tokenizer, whole, learned, answers, where)
+    is_templated(tokenizer, turns, chat, where, table)
+    talk = Conversation(turns, flags, with_system(turns, system_prompt, where, table), train_on, table, where)
+    if not talk.learned:
+        raise _nothing_learned(talk)
+    if train_on == "all":
+        tokens, mask = _all_but(tokenizer, *unlearned_spans(tokenizer, talk), talk)
     else:
-        text, spans = _rendered_spans(tokenizer, whole, learned, num_added, where)
-    tokens, mask = _masked(tokenizer, text, spans, where)
+        tokens, mask = _only(tokenizer, *learned_spans(tokenizer, talk), talk)
     if not any(mask):
         raise DataError(f"{where}: no token is learned: the chat template renders nothing of the turns that are.")
     return tuple(tokens), tuple(mask)
@@ -112,95 +94,38 @@ def _flag(message: dict[str, Any], number: int, where: str) -> bool | None:
     return bool(next(iter(given.values()))) if given else None
 
 
-def _learned_turns(turns: Sequence[dict[str, Any]], flags: Sequence[bool | None], train_on: str) -> list[int]:
-    answers = [i for i, turn in enumerate(turns) if turn["role"] == "assistant"]
-    chosen = {"assistant": answers, "last": answers[-1:], "all": range(len(turns))}[train_on]
-    return [i for i, flag in enumerate(flags) if (i in chosen if flag is None else flag)]
-
-
-# ---- by the template's own marks ------------------------------------------------------------------------------------
-
-
-def _marks_answers(tokenizer: Any) -> bool:
-    template = tokenizer.chat_template
-    return isinstance(template, str) and bool(_MARK.search(template))
-
-
-def _marked_spans(
-    tokenizer: Any, whole: list[dict[str, Any]], learned: Sequence[int], answers: Sequence[int], where: str
-) -> tuple[str, list[_Span]]:
-    """The rendered text, and from {% generation %}, whose stretches are the turns of the assistant one after the other, where
-    the learned ones stand. Of transformers' mask of tokens only these characters are taken: it has whole the tokens that
-    reach over the beginning of a stretch, and with them a part of the turn's head."""
-    from transformers.utils.chat_template_utils import render_jinja_template
-
-    try:
-        texts, stretches = render_jinja_template(
-            conversations=[whole],
-            chat_template=tokenizer.chat_template,
-            return_assistant_tokens_mask=True,
-            **tokenizer.special_tokens_map,
-        )
-    except Exception as error:  # a template may raise anything
-        raise DataError(f"{where}: the chat template refuses the conversation, {error}") from error
-    (text,), (places,) = texts, stretches
-    if len(places) != len(answers):
-        raise DataError(
-            f"{where}: the chat template marks {len(places)} stretches with {{% generation %}}, and the conversation has "
-            f"{len(answers)} turns of the assistant. There is no telling which is which."
-        )
-    found = [_Span(turn, *place, is_answer=True) for turn, place in zip(answers, places, strict=True)]
-    return text, [span for span in found if span.turn in learned]
-
-
-# ---- by beginnings of the conversation ------------------------------------------------------------------------------
-
-
-def _rendered_spans(
-    tokenizer: Any, whole: list[dict[str, Any]], learned: Sequence[int], num_added: int, where: str
-) -> tuple[str, list[_Span]]:
-    """The rendered text, and where each learned message begins and ends in it."""
-    text = render(tokenizer, whole, where, add_generation_prompt=False)
-    return text, [_span(tokenizer, whole, i, num_added, text, where) for i in learned]
-
-
-def _span(tokenizer: Any, whole: list[dict[str, Any]], turn: int, num_added: int, text: str, where: str) -> _Span:
-    at = turn + num_added
-    is_answer = whole[at]["role"] == "assistant"
-    before = render(tokenizer, whole[:at], where, add_generation_prompt=is_answer) if at or is_answer else ""
-    after = render(tokenizer, whole[: at + 1], where, add_generation_prompt=False)
-    if not text.startswith(before):
-        what = "the chat template renders what stands before it otherwise once it follows"
-        if is_answer and text.startswith(render(tokenizer, whole[:at], where, add_generation_prompt=False)):
-            what = (
-                "the head of an answer that the chat template writes when a model is sampled is not that of this turn"
-            )
-        raise DataError(
-            f"{where}: message {turn} cannot be found in the rendered conversation: {what} "
-            f"({_difference(before, text)}). {_OF_A_ROW_ALONE}."
-        )
-    if not text.startswith(after) or len(after) < len(before):
-        raise DataError(
-            f"{where}: message {turn} ({whole[at]['role']}) is rewritten by the chat template once others follow "
-            f"({_difference(after, text)}), so the model would learn what it never has to say. {_OF_A_ROW_ALONE}."
-        )
-    return _Span(turn, len(before), len(after), is_answer)
-
-
-def _difference(one: str, other: str, width: int = 24) -> str:
-    """Where two texts part, in words."""
-    differ = (i for i in range(min(len(one), len(other))) if one[i] != other[i])
-    place = next(differ, min(len(one), len(other)))
-    return f"{one[place : place + width]!r} alone, {other[place : place + width]!r} in the whole"
+def _nothing_learned(talk: Conversation) -> DataError:
+    said = f"{talk.where}: no message is learned. {talk.table}.train_on = {talk.train_on!r}"
+    if not talk.chosen:
+        return DataError(f"{said}, and the conversation has no turn of the assistant. Leave the row out.")
+    named = ", ".join(map(str, talk.chosen))
+    return DataError(
+        f'{said} names message {named}, and "train" or "step_loss_mask" there says false. Take the flag away, or leave the '
+        "row out."
+    )
 
 
 # ---- from characters to tokens --------------------------------------------------------------------------------------
 
 
-def _masked(tokenizer: Any, text: str, spans: Sequence[_Span], where: str) -> tuple[list[int], list[bool]]:
+def _all_but(tokenizer: Any, text: str, spans: Sequence[Span], talk: Conversation) -> tuple[list[int], list[bool]]:
+    """The tokens of the text, and which of them lie in no span; an answer that ends the text gets an end token."""
+    tokens, place = _encode_with_edges(tokenizer, text, spans, talk.where)
+    mask = [True] * len(tokens)
+    for span in spans:
+        start, stop = place[span.start], place[span.end]
+        mask[start:stop] = [False] * (stop - start)
+    last = len(talk.turns) - 1
+    is_open = _end_of_turn(tokenizer, tokens, special_ids(tokenizer)) is None
+    if is_open and last in talk.answers and last in talk.learned:
+        tokens.append(tokenizer.eos_token_id)
+        mask.append(True)
+    return tokens, mask
+
+
+def _only(tokenizer: Any, text: str, spans: Sequence[Span], talk: Conversation) -> tuple[list[int], list[bool]]:
     """The tokens of the text, and which of them lie in a span; an answer's up to its end token."""
-    edges = sorted({0, len(text), *(s.start for s in spans), *(s.end for s in spans)})
-    tokens, place = _encode_with_edges(tokenizer, text, edges, where)
+    tokens, place = _encode_with_edges(tokenizer, text, spans, talk.where)
     mask, ends = [False] * len(tokens), special_ids(tokenizer)
     for span in spans:
         start, stop = place[span.start], place[span.end]
@@ -210,21 +135,24 @@ def _masked(tokenizer: Any, text: str, spans: Sequence[_Span], where: str) -> tu
                 tokens.append(tokenizer.eos_token_id)
                 mask.append(False)
                 end = stop + 1 - start
-            elif end is None and _marks_answers(tokenizer) and tokens[stop] in ends:  # marked without its end token
+            elif end is None and marks_answers(tokenizer) and tokens[stop] in ends:  # marked without its end token
                 end = stop + 1 - start
             if end is None:
-                raise _no_end(where, span.turn)
+                raise _no_end(talk, span.turn)
             stop = start + end
         mask[start:stop] = [True] * (stop - start)
     return tokens, mask
 
 
-def _encode_with_edges(tokenizer: Any, text: str, edges: Sequence[int], where: str) -> tuple[list[int], dict[int, int]]:
-    """The tokens of a text and the number of them before each edge, characters from its beginning.
+def _encode_with_edges(
+    tokenizer: Any, text: str, spans: Sequence[Span], where: str
+) -> tuple[list[int], dict[int, int]]:
+    """The tokens of a text and the number of them before each edge of a span, characters from its beginning.
 
     Tokens are those of the whole text. Only where one reaches over an edge is the text cut there, as it is when the model
     samples: what comes before the edge is tokenised without knowledge of what follows.
     """
+    edges = sorted({0, len(text), *(s.start for s in spans), *(s.end for s in spans)})
     tokens, pieces = _encode(tokenizer, text), [_encode(tokenizer, text[a:b]) for a, b in pairwise(edges)]
     joined = [token for piece in pieces for token in piece]
     if joined != tokens:
@@ -261,8 +189,8 @@ def _end_of_turn(tokenizer: Any, tokens: Sequence[int], ends: set[int]) -> int |
     return last + 1
 
 
-def _no_end(where: str, turn: int) -> DataError:
+def _no_end(talk: Conversation, turn: int) -> DataError:
     return DataError(
-        f"{where}: message {turn} has no end token: the chat template writes none after the assistant's turn, and a model that "
-        f"learns this never ends its turn. {_OF_A_ROW_ALONE}."
+        f"{talk.where}: message {turn} has no end token: the chat template writes none after the assistant's turn, and a model "
+        f"that learns this never ends its turn. {advice(talk, turn)}"
     )

@@ -45,8 +45,6 @@ class Slots:
         self._stop_ids = _widened(self._stop_ids, len(ids), _NO_ID)
         self._stop_ids[slot] = _NO_ID
         self._stop_ids[slot, : len(ids)] = ids
-        for name in ("_tokens", "_logprobs", "_versions"):
-            setattr(self, name, _widened(getattr(self, name), sampling.max_response_tokens, 0))
         self._temperature[slot], self._top_p[slot], self._top_k[slot] = (
             sampling.temperature,
             sampling.top_p,
@@ -72,8 +70,15 @@ class Slots:
         )
         found = logprobs.cpu().numpy()
         if not np.isfinite(found).all():
-            raise GuardError("the engine's logits are not finite: the model is broken, or its last update broke it.")
+            raise GuardError(
+                "the engine's logits are not finite: the model is broken, or its last update broke it.",
+                guard="non_finite",
+            )
         rows, at = np.arange(part.start, part.stop), self._lengths[part]
+        if at.max(initial=0) >= self._tokens.shape[1]:  # twice as wide: responses seldom are as long as they may be
+            width = 2 * self._tokens.shape[1]
+            for name in ("_tokens", "_logprobs", "_versions"):
+                setattr(self, name, _widened(getattr(self, name), width, 0))
         self._tokens[rows, at] = tokens.cpu().numpy()
         self._logprobs[rows, at] = found
         self._versions[rows, at] = version

@@ -155,6 +155,8 @@ _COUNTS = (  # shown where there are any
     ("equal", "dropped/equal_rewards"),
     ("filtered", "dropped/group_filter"),
     ("waiting", "waiting_groups"),
+    ("skipped", "guard/skipped"),
+    ("taken back", "guard/rollbacks"),
 )
 _LIVE = ("reward", "reverse_kl", "nll", "validation/loss", "tokens_per_second")  # beside the bar
-_PHASES = ("sample", "score", "logprobs", "teacher", "train", "eval", "validation")
+_PHASES = ("sample", "score", "logprobs", "teacher", "train", "eval", "validation", "checkpoint")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 _FILE = "best.json"  # in best/
 # When an evaluation is made, and what becomes of it, changes none of its values.
 _FREE = ("eval.every_steps", "eval.at_start", "eval.keep_best", "eval.best")
+_FREE += ("reward.num_workers", "reward.timeout_s", "reward.memory_limit_mb")
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,9 @@ def take_best(session: Session) -> None:
     session.best = Best(found.step, metric, value, _measure(session))
     if session.config.eval.keep_best and has_finite_weights(session.loaded.model):
         session.folder.write_best(
-            session.loaded.model, session.loaded.tokenizer, {_FILE: json.dumps(asdict(session.best))}
+            session.loaded.model,
+            session.loaded.tokenizer,
+            {_FILE: json.dumps({"step": found.step, "metric": metric, "value": value})},
         )
 
 

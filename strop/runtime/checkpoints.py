@@ -1,4 +1,6 @@
-"""Checkpoints: a folder is complete or absent. Written beside, flushed, renamed; each file with its checksum."""
+"""Checkpoints: a folder is complete or absent. Written beside, flushed, renamed; each file with its checksum.
+
+There is no pointer to the latest one, which could be wrong: it is the whole one with the highest number."""
 
 from __future__ import annotations
 
@@ -7,6 +9,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +20,19 @@ from strop.types import UserError
 _STATE = "run.json"
 
 
+@dataclass(frozen=True)
+class Keep:
+    """Which checkpoints stay when one more is there: the `newest` ones, those of every `every_steps`-th step, that of the
+    step `best`. `drops_later`: the run went back, and those of later steps belong to what it left."""
+
+    newest: int
+    every_steps: int = 0
+    best: int | None = None
+    drops_later: bool = False
+
+
 def write_checkpoint(
-    folder: Path, step: int, *, save: Callable[[Path], None], state: dict[str, Any], keep: int
+    folder: Path, step: int, *, save: Callable[[Path], None], state: dict[str, Any], keep: Keep
 ) -> Path:
     """Write `step_NNNNNN` and let the oldest go. `save` writes the trainer's files; `state` is the run's own.
 
@@ -50,13 +64,45 @@ def write_checkpoint(
     return target
 
 
-def _prune(folder: Path, step: int, keep: int) -> None:
-    """Of the checkpoints up to `step` the newest `keep` that are whole stay. A later one is damaged, or the run would
+def _prune(folder: Path, step: int, keep: Keep) -> None:
+    """Of the checkpoints up to `step` those that are to be kept and are whole stay. A later one is damaged, or the run would
     have gone on from it; it is replaced when its step is made again."""
-    until = [path for path in _numbered(folder) if _step_of(path) <= step]
-    whole = [path for path in until if not any(_faults(path, reads_files=False))]
-    for path in set(until) - set(whole[-keep:]):
+    until = [path for path in _numbered(folder) if _step_of(path) <= step or keep.drops_later]
+    whole = [path for path in until if _step_of(path) <= step and not any(_faults(path, reads_files=False))]
+    kept = set(whole[-keep.newest :])
+    kept |= {path for path in whole if keep.every_steps and _step_of(path) % keep.every_steps == 0}
+    kept |= {path for path in whole if _step_of(path) == keep.best}
+    for path in set(until) - kept:
         shutil.rmtree(path)
+
+
+def has_checkpoints(folder: Path) -> bool:
+    """Whole or damaged."""
+    return bool(_numbered(folder)) or any(folder.glob(".step_*.old"))
+
+
+def find_checkpoint(folder: Path, which: str, *, warn: Callable[[str], None]) -> tuple[Path, dict[str, Any]]:
+    """The checkpoint that --resume asks for, and its state: the "newest" that is whole, the "best", or one by its name.
+
+    Raises:
+        UserError: it is not there, or damaged.
+    """
+    path, state = newest_checkpoint(folder, warn=warn)
+    if which == "newest":
+        return path, state
+    names = ", ".join(path.name for path in _numbered(folder))
+    if which == "best":
+        if state.get("best_step") is None:
+            raise UserError(
+                f"--resume best needs the checkpoint of the best evaluation, and {folder} knows of none. There are {names}."
+            )
+        which = f"step_{state['best_step']:06d}"
+    target = folder / which
+    fault = next(_faults(target, reads_files=True), None) if target.exists() else "there is no such checkpoint"
+    if fault is not None:
+        kept = "run.keep_best_checkpoint keeps that of the best evaluation, run.keep_every_steps some for good."
+        raise UserError(f"{target} cannot be resumed from: {fault}. There are {names}. {kept}")
+    return target, json.loads((target / _STATE).read_text())
 
 
 def newest_checkpoint(folder: Path, *, warn: Callable[[str], None]) -> tuple[Path, dict[str, Any]]:
@@ -65,15 +111,31 @@ def newest_checkpoint(folder: Path, *, warn: Callable[[str], None]) -> tuple[Pat
     Raises:
         UserError: there is none.
     """
+    _finish_renaming(folder)
+    found = checkpoint_until(folder, warn=warn)
+    if found is None:
+        raise UserError(f"{folder}: there is no complete checkpoint to resume from.")
+    return found
+
+
+def _finish_renaming(folder: Path) -> None:
     for old in folder.glob(".step_*.old"):  # stopped between the two renames
         target = folder / old.name[1:].removesuffix(".old")
         shutil.rmtree(old) if target.exists() else old.rename(target)
+
+
+def checkpoint_until(
+    folder: Path, *, warn: Callable[[str], None], until: int | None = None
+) -> tuple[Path, dict[str, Any]] | None:
+    """As `newest_checkpoint`, None where there is none; the folder is left as it is. `until`: of this step or earlier."""
     for path in reversed(_numbered(folder)):
+        if until is not None and _step_of(path) > until:
+            continue
         fault = next(_faults(path, reads_files=True), None)
         if fault is None:
             return path, json.loads((path / _STATE).read_text())
         warn(f"checkpoint {path.name} is passed over: {fault}.")
-    raise UserError(f"{folder}: there is no complete checkpoint to resume from.")
+    return None
 
 
 def _numbered(folder: Path) -> list[Path]:

@@ -10,12 +10,15 @@ from strop import interrupts
 from strop.config.advantage import NEEDS_GROUP, TAKES_TOKEN_REWARDS
 from strop.rewards import penalise
 from strop.rollout import TokenBudget, all_in_time, mix_seed, not_there, sample_group
-from strop.runtime.session import Session
+from strop.runtime.session import SamplingSession
 from strop.types import FilterError, Group, Metric, Prompt, Rollout, Sampling, StepMetrics, merge_metrics
 
 
-async def collect(session: Session) -> tuple[list[Rollout], StepMetrics]:
+async def collect(session: SamplingSession) -> tuple[list[Rollout], StepMetrics]:
     """The scored rollouts of the next step, and what they say as metrics."""
+    if session.recorded is not None:
+        rollouts = session.recorded.of_step(session.step + 1)
+        return rollouts, rollout_metrics(rollouts)
     groups, metrics = await gather_groups(session)
     rollouts, penalties = penalise(
         [rollout for group in groups for rollout in group.rollouts],
@@ -27,7 +30,7 @@ async def collect(session: Session) -> tuple[list[Rollout], StepMetrics]:
     return rollouts, metrics | penalties | _staleness(session, rollouts)
 
 
-async def gather_groups(session: Session) -> tuple[list[Group], StepMetrics]:
+async def gather_groups(session: SamplingSession) -> tuple[list[Group], StepMetrics]:
     """As many groups as a step has, by as many rounds of sampling as that takes; those that wait come first.
 
     Raises:
@@ -62,7 +65,7 @@ async def gather_groups(session: Session) -> tuple[list[Group], StepMetrics]:
     return [_numbered(group, first + place) for place, group in enumerate(groups)], metrics
 
 
-def _next_prompts(session: Session) -> list[tuple[int, Prompt]]:
+def _next_prompts(session: SamplingSession) -> list[tuple[int, Prompt]]:
     """The prompts of a round, each with its number among all that the run ever sampled."""
     rows = session.cursor.take(session.config.rollout.round_size)
     first = session.num_prompts_sampled
@@ -70,7 +73,7 @@ def _next_prompts(session: Session) -> list[tuple[int, Prompt]]:
     return [(first + place, session.prompts[row]) for place, row in enumerate(rows)]
 
 
-def _too_few(session: Session, num_ready: int, num_sampled: int, dropped: Counter[str]) -> FilterError:
+def _too_few(session: SamplingSession, num_ready: int, num_sampled: int, dropped: Counter[str]) -> FilterError:
     reasons = ", ".join(f"{reason} {count}" for reason, count in sorted(dropped.items()) if "/" not in reason)
     return FilterError(
         f"filter.max_rounds must be enough to fill a step, got {session.config.filter.max_rounds}: step {session.step + 1} "
@@ -80,7 +83,7 @@ def _too_few(session: Session, num_ready: int, num_sampled: int, dropped: Counte
     )
 
 
-def _observe(session: Session, groups: Sequence[Group]) -> None:
+def _observe(session: SamplingSession, groups: Sequence[Group]) -> None:
     """Tell the cursor what each prompt's group earned, whether or not it is kept."""
     for group in groups:
         rewards = [r.reward for r in group.rollouts if r.reward is not None]
@@ -95,19 +98,21 @@ def _numbered(group: Group, group_id: int) -> Group:
     return Group(group_id, group.prompt, tuple(replace(r, group_id=group_id) for r in group.rollouts))
 
 
-def _staleness(session: Session, rollouts: Sequence[Rollout]) -> StepMetrics:
+def _staleness(session: SamplingSession, rollouts: Sequence[Rollout]) -> StepMetrics:
     """By how many optimizer steps the policy has moved since it sampled a rollout."""
     if session.config.filter.surplus != "keep":
         return {}
-    now = session.trainer.num_steps
+    assert session.engine is not None
+    now = session.engine.policy_version
     ages = [now - min(v for v in r.policy_versions if v >= 0) for r in rollouts if r.num_response_tokens]
     return {"staleness": Metric.mean(sum(ages), len(ages)), "staleness_max": Metric("max", max(ages, default=0))}
 
 
-async def sample(session: Session, prompts: Sequence[tuple[int, Prompt]]) -> tuple[list[Group], StepMetrics]:
+async def sample(session: SamplingSession, prompts: Sequence[tuple[int, Prompt]]) -> tuple[list[Group], StepMetrics]:
     """A group of rollouts for each numbered prompt, all in flight together as far as the budget of tokens goes, and how
     much of a budget was used."""
-    options = session.config.rollout
+    options, engine = session.config.rollout, session.engine
+    assert engine is not None
     sampling = Sampling(
         temperature=options.temperature,
         max_response_tokens=options.max_response_tokens,
@@ -121,7 +126,7 @@ async def sample(session: Session, prompts: Sequence[tuple[int, Prompt]]) -> tup
         seeds = [mix_seed(session.config.seed, *place, i) for i in range(options.group_size)]
         async with budget.holding(options.group_size * (len(prompt.tokens) + options.max_response_tokens)):
             group = await sample_group(
-                session.engine, prompt, group_id=number, seeds=seeds, sampling=sampling, decode=session.decode
+                engine, prompt, group_id=number, seeds=seeds, sampling=sampling, decode=session.decode
             )
         done += 1
         session.console.advance(done * options.group_size)
@@ -137,7 +142,7 @@ async def sample(session: Session, prompts: Sequence[tuple[int, Prompt]]) -> tup
     return groups, {} if budget.limit is None else {"tokens_in_flight": Metric("max", budget.most_in_flight)}
 
 
-def score(session: Session, groups: Sequence[Group]) -> tuple[list[Group], StepMetrics]:
+def score(session: SamplingSession, groups: Sequence[Group]) -> tuple[list[Group], StepMetrics]:
     """The groups with rewards for all rollouts, and what they say as metrics."""
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     with session.console.phase("score", len(rollouts)), interrupts.interruptible():
@@ -145,10 +150,10 @@ def score(session: Session, groups: Sequence[Group]) -> tuple[list[Group], StepM
     _tell_of_added_rewards(session, scored.rollouts)
     results = iter(scored.rollouts)
     found = [replace(group, rollouts=tuple(next(results) for _ in group.rollouts)) for group in groups]
-    return found, {**scored.metrics, **_rollout_metrics(scored.rollouts)}
+    return found, {**scored.metrics, **rollout_metrics(scored.rollouts)}
 
 
-def _groups_of_one(session: Session, rollouts: Sequence[Rollout]) -> Metric:
+def _groups_of_one(session: SamplingSession, rollouts: Sequence[Rollout]) -> Metric:
     """How many groups are left with one scored rollout; said once where that makes its advantage 0."""
     sizes = Counter(r.group_id for r in rollouts if r.reward is not None)
     alone = sum(size == 1 for size in sizes.values())
@@ -162,7 +167,7 @@ def _groups_of_one(session: Session, rollouts: Sequence[Rollout]) -> Metric:
     return Metric("sum", alone)
 
 
-def _tell_of_added_rewards(session: Session, rollouts: Sequence[Rollout]) -> None:
+def _tell_of_added_rewards(session: SamplingSession, rollouts: Sequence[Rollout]) -> None:
     """Say once that tokens or turns were rewarded and it does not matter which."""
     kind = session.config.algorithm.advantage.kind
     has_places = any(r.token_rewards is not None for r in rollouts)
@@ -175,7 +180,8 @@ def _tell_of_added_rewards(session: Session, rollouts: Sequence[Rollout]) -> Non
         )
 
 
-def _rollout_metrics(rollouts: Sequence[Rollout]) -> StepMetrics:
+def rollout_metrics(rollouts: Sequence[Rollout]) -> StepMetrics:
+    """What scored rollouts say as metrics."""
     rewards: dict[int, list[float]] = {}
     for r in rollouts:
         if r.reward is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 
@@ -144,7 +144,14 @@ def _old_logprobs(session: Session, batch: Batch) -> torch.Tensor:
     return old
 
 
-def learn(session: Session, batch: Batch) -> list[StepMetrics]:
+Seen = Callable[[Batch], None]  # looks at an update that is about to be made
+
+
+def unseen(update: Batch) -> None:
+    """Nobody looks."""
+
+
+def learn(session: Session, batch: Batch, seen: Seen = unseen) -> list[StepMetrics]:
     """The optimizer steps of a batch; what belongs to a whole step is computed before it is cut."""
     updates = session.config.algorithm.updates_per_batch
     with session.console.phase("train", updates):
@@ -154,6 +161,7 @@ def learn(session: Session, batch: Batch) -> list[StepMetrics]:
             for done, part in enumerate(parts):
                 updates_done = session.trainer.num_steps - steps_before  # a part without trainable tokens makes none
                 ready = prepare_update(session.objective, part, updates_done=updates_done)
+                seen(ready)
                 if session.critic is not None:
                     metrics.append(session.critic.step(ready))
                 if not learns_alone(session):
@@ -201,16 +209,20 @@ def prepare_update(objective: PolicyObjective, part: Batch, *, updates_done: int
 
 @contextmanager
 def _all_or_nothing(session: Session) -> Iterator[None]:
-    """A batch whose updates cannot all be made leaves the weights from before it, for the model that is then saved."""
-    before = session.trainer.copy_weights()
-    critic_before = None if session.critic is None else session.critic.copy_weights()
+    """A batch whose updates cannot all be made leaves the weights from before it, for the model that is then saved. Where a
+    guard may skip the step the optimizer's moments go back too, and the run goes on as if there had been none."""
+    goes_on = "skip" in session.config.guards.actions.values()
+    learners = [learner for learner in (session.trainer, session.critic) if learner is not None]
+    before = [(learner, learner.copy_weights(), learner.copy_moments() if goes_on else None) for learner in learners]
     session.is_within_step = True
     try:
         yield
     except BaseException:
-        session.trainer.put_back(before)
-        if session.critic is not None and critic_before is not None:
-            session.critic.put_back(critic_before)
+        for learner, weights, moments in before:
+            learner.put_back(weights)
+            if moments is not None:
+                learner.put_back_moments(moments)
+        session.is_within_step = not goes_on
         raise
     session.is_within_step = False
 

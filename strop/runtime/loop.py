@@ -9,10 +9,12 @@ from strop.observe.rollout_file import write_rollouts
 from strop.runtime.best import take_best
 from strop.runtime.collect import collect
 from strop.runtime.evaluation import answer_all
-from strop.runtime.learning import learn, learns_alone, weigh
-from strop.runtime.resume import save_checkpoint
+from strop.runtime.guards import prepare_rollbacks, respond
+from strop.runtime.learning import Seen, learn, learns_alone, unseen, weigh
+from strop.runtime.recording import record_step
+from strop.runtime.resume import ready_checkpoint, save_checkpoint
 from strop.runtime.session import Session
-from strop.types import Rollout, StepMetrics, merge_metrics
+from strop.types import GuardError, Rollout, StepMetrics, merge_metrics
 
 
 async def train_steps(session: Session) -> None:
@@ -22,24 +24,81 @@ async def train_steps(session: Session) -> None:
         await evaluate_now(session)
         record_start(session)
         session.console.phase_seconds.clear()
+    prepare_rollbacks(session)
     while session.step < run.num_steps:
-        rollouts, metrics = await collect(session)
-        metrics = merge_metrics([metrics, *learn(session, weigh(session, rollouts))])
-        metrics |= session.objective.adapt(metrics, follows=not learns_alone(session))
-        if session.teachers is not None:
-            metrics |= session.teachers.take_metrics()
-        await session.engine.update_weights(session.trainer.weights(), session.trainer.num_steps)
-        session.step += 1
-        if _is_due(session.step, session.config.algorithm.kl.refresh_steps) and session.objective.uses_reference:
-            session.trainer.refresh_reference()
+        try:
+            rollouts, metrics = await collect(session)
+        except GuardError as error:  # the model cannot sample any more
+            respond(session, error, None)
+            await _share_weights(session)
+            session.mark_place()
+            _save_if_taken_back(session)
+            continue
+        metrics = make_step(session, rollouts, metrics)
+        await _share_weights(session)
         session.mark_place()
+        write_checkpoint = None
         try:
             if session.step == run.num_steps or _is_due(session.step, session.config.eval.every_steps):
                 await evaluate_now(session)
-        finally:  # the step is made, whatever becomes of its evaluation
+                session.mark_place()  # again: scorers may have drawn from the random states
+            if _is_checkpoint_due(session):
+                write_checkpoint = ready_checkpoint(session)
+        finally:  # the step is made, whatever becomes of its evaluation and its checkpoint
             record(session, rollouts, metrics)
-        if _is_due(session.step, run.checkpoint_every_steps):
-            save_checkpoint(session)
+        _save_if_taken_back(session)
+        if write_checkpoint is not None and session.writer.saved_step != session.step:
+            session.writer.start(session.step, write_checkpoint)
+        session.writer.check()
+
+
+def _is_checkpoint_due(session: Session) -> bool:
+    is_best = session.best is not None and session.best.step == session.step
+    return session.config.run.is_checkpoint_due(session.step, is_best=is_best)
+
+
+def make_step(
+    session: Session, rollouts: Sequence[Rollout], metrics: StepMetrics, *, seen: Seen = unseen, writes: bool = True
+) -> StepMetrics:
+    """Learn from the rollouts of the next step, as the guards let it; returns what is known of the step then.
+
+    Args:
+        session: ready for the step, and after it for the one after.
+        rollouts: scored.
+        metrics: what collecting them said.
+        seen: sees each update before it is made.
+        writes: False to leave the run folder as it is.
+
+    Raises:
+        GuardError: a guard stops the run.
+    """
+    try:
+        metrics = merge_metrics([metrics, *learn(session, weigh(session, rollouts), seen)])
+    except GuardError as error:
+        respond(session, error, rollouts, writes=writes)
+    else:
+        session.guards.step_made()
+        metrics |= session.objective.adapt(metrics, follows=not learns_alone(session))
+    if session.teachers is not None:
+        metrics |= session.teachers.take_metrics()
+    session.step += 1
+    if _is_due(session.step, session.config.algorithm.kl.refresh_steps) and session.objective.uses_reference:
+        session.trainer.refresh_reference()
+    return metrics
+
+
+async def _share_weights(session: Session) -> None:
+    """The engine, where there is one, samples from the policy as it is now."""
+    if session.engine is not None:
+        await session.engine.update_weights(session.trainer.weights(), session.trainer.num_steps)
+
+
+def _save_if_taken_back(session: Session) -> None:
+    """After going back to a checkpoint the run has one of its own: going on from there, and redoing later steps, never
+    needs to cross the refused step again."""
+    if session.guards.wants_checkpoint:
+        session.guards.wants_checkpoint = False
+        save_checkpoint(session)
 
 
 def _is_due(step: int, every: int) -> bool:
@@ -58,7 +117,7 @@ def record(session: Session, rollouts: Sequence[Rollout], metrics: StepMetrics) 
     """One line of numbers for the step, on the console and in the run folder."""
     seconds = session.console.phase_seconds
     measured = {name: metric.value for name, metric in sorted(metrics.items()) if metric.count}
-    flat = {"step": session.step, **measured}
+    flat = {"step": session.step, **measured, **session.guards.counts()}
     flat |= {f"seconds/{name}": value for name, value in seconds.items()}
     num_tokens = sum(r.num_response_tokens for r in rollouts)
     flat["tokens_per_second"] = num_tokens / max(
@@ -68,8 +127,7 @@ def record(session: Session, rollouts: Sequence[Rollout], metrics: StepMetrics) 
         flat |= session.evaluations[-1].metrics()
     session.history.append(flat)
     append_metrics(session.folder.metrics, flat)
-    if session.config.run.save_rollouts:
-        write_rollouts(session.folder.rollouts / f"step_{session.step:06d}.jsonl", rollouts)
+    record_step(session, rollouts)
     session.console.step(session.step, session.config.run.num_steps, flat)
 
 
@@ -77,6 +135,7 @@ async def evaluate_now(session: Session) -> None:
     """Evaluate the policy as it is, if there is anything to evaluate on."""
     if not session.held_out:
         return
+    assert session.engine is not None
     found = await answer_all(
         session.engine,
         session.held_out,
@@ -88,6 +147,7 @@ async def evaluate_now(session: Session) -> None:
     session.evaluations.append(found)
     for name, answers in found.answers.items() if session.config.run.save_rollouts else ():
         ending = f"_{name}" if name else ""
-        write_rollouts(session.folder.rollouts / f"eval_{session.step:06d}{ending}.jsonl", answers)
+        file = session.folder.rollouts / f"eval_{session.step:06d}{ending}.jsonl"
+        write_rollouts(file, answers, form=session.config.run.rollout_form)
     session.console.note(f"eval after step {session.step}: {found.line()}")
     take_best(session)

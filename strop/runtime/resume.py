@@ -2,62 +2,95 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
+import copy
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from strop.config import RootConfig
-from strop.config.tree import values
-from strop.observe.console import Console
+from strop.config import RunOptions
+from strop.config.resuming import is_allowed
 from strop.observe.metrics_file import drop_metrics_after, read_metrics
 from strop.rewards import scorer_source
 from strop.rollout import filter_source
 from strop.runtime.best import restore_best
-from strop.runtime.checkpoints import newest_checkpoint, write_checkpoint
+from strop.runtime.checkpoints import Keep, find_checkpoint, has_checkpoints, write_checkpoint
+from strop.runtime.differences import (
+    Change,
+    allowed_differences,
+    decisive,
+    tell_of_changes,
+    versions,
+    warn_of_schedule,
+    warn_of_versions,
+)
 from strop.runtime.models import has_finite_weights
+from strop.runtime.random_states import restore_random_states, write_random_states
+from strop.runtime.run_folder import RunFolder
 from strop.runtime.session import Session
 from strop.runtime.waiting import read_waiting, write_waiting
-from strop.trainers import TorchTrainer
-from strop.types import ConfigError, DataError, GuardError, ModelError
+from strop.trainers import CRITIC_FILE, REFERENCE_FILE, TorchTrainer
+from strop.types import ConfigError, DataError, GuardError, ModelError, UserError
 
-# Options, or whole tables, that change nothing of what the next steps compute: where things lie (what lies there is
-# compared by content), how long to go on, what is measured, and how work is cut.
-_MAY_CHANGE = (
-    "run.",
-    "eval.",
-    "validation.",
-    "guards.",
-    "engine.",
-    "data.path",
-    "model.path",
-    "model.device",
-    "model.trust_remote_code",
-    "critic.path",
-)
-_MAY_CHANGE += ("trainer.num_threads", "trainer.max_tokens_per_micro_batch", "trainer.layout")
-_MAY_CHANGE += ("rollout.max_tokens_in_flight", "rollout.timeout_s", "filter.max_rounds")
-_MAY_CHANGE += ("reward.num_workers", "reward.timeout_s", "reward.memory_limit_mb")
-_MAY_CHANGE += ("trainer.activation_checkpointing",)
-_MAY_CHANGE += ("distillation.request_timeout_s", "distillation.num_retries")
-# Names that others begin with. What they bring is compared: a teacher by its weights.
-_MAY_CHANGE_ITSELF = ("distillation.teacher", "distillation.teachers")
-_MAY_CHANGE_ITSELF += ("distillation.teacher_dtype", "distillation.teacher_device")
+
+def checkpoint_to_resume(folder: RunFolder, word: str | None, *, overwrite: bool) -> str | None:
+    """What to go on from, with "auto" decided: the newest checkpoint if the folder has one, else nothing.
+
+    Raises:
+        UserError: the folder holds a run that wrote no checkpoint, and nothing says that it may be replaced.
+    """
+    if word != "auto":
+        return word
+    if has_checkpoints(folder.checkpoints):
+        return "newest"
+    if folder.holds_run() and not overwrite:
+        raise UserError(
+            f"run.folder = {str(folder.path)!r} holds a run without a checkpoint, from which --resume auto cannot go on. "
+            "Replace it with --run.overwrite, or name another folder. Its successor can be resumed with "
+            "run.checkpoint_every_steps above 0."
+        )
+    return None
 
 
 def save_checkpoint(session: Session) -> None:
-    """All that the next step needs; random numbers follow from the seed and the step.
+    """Begin to write the checkpoint of the step that is done."""
+    write = ready_checkpoint(session)
+    session.writer.start(session.step, write)
+
+
+def ready_checkpoint(session: Session) -> Callable[[], object]:
+    """Copy all that the next step needs; what is returned writes the copy, whatever the run does meanwhile.
 
     Raises:
         GuardError: the weights are not finite. Nothing is written.
+        UserError: the checkpoint before it could not be written.
     """
-    if not has_finite_weights(session.loaded.model) or not _has_finite_critic(session):
-        raise GuardError(f"the weights are not finite after step {session.step}; no checkpoint was written.")
-    state = {
+    with session.console.phase("checkpoint", 0):
+        session.writer.wait()  # so that there is one copy at a time
+        if not has_finite_weights(session.loaded.model) or not _has_finite_critic(session):
+            raise GuardError(f"the weights are not finite after step {session.step}; no checkpoint was written.")
+        trainer = session.trainer.snapshot()
+        critic = None if session.critic is None else session.critic.snapshot()
+        state, place = copy.deepcopy(_state(session)), session.place
+
+    def save(folder: Path) -> None:
+        trainer(folder)
+        write_waiting(folder, place.waiting)
+        write_random_states(folder, place.random)
+        if critic is not None:
+            critic(folder)
+
+    keep = kept_checkpoints(session.config.run, state["best_step"], went_back=session.went_back)
+    return partial(write_checkpoint, session.folder.checkpoints, session.step, save=save, state=state, keep=keep)
+
+
+def _state(session: Session) -> dict[str, Any]:
+    return {
         "cursor": session.place.cursor,
         "num_prompts_sampled": session.place.num_prompts_sampled,
         "objective": session.objective.state(),
+        "guards": session.guards.state(),
         "prompts": session.prompts_fingerprint,
         "scorer": scorer_source(session.config.reward),
         "filters": filter_source(session.config.filter),
@@ -65,41 +98,95 @@ def save_checkpoint(session: Session) -> None:
         "base": session.trainer.base_fingerprint,
         "num_steps": session.config.run.num_steps,
         "best": None if session.best is None else asdict(session.best),
+        "best_step": None if session.best is None else session.best.step,
         "config": decisive(session.config),
+        "versions": versions(),
     }
 
-    def save(folder: Path) -> None:
-        session.trainer.save(folder)
-        write_waiting(folder, session.place.waiting)
-        if session.critic is not None:
-            session.critic.save(folder)
 
-    keep = session.config.run.keep_checkpoints
-    write_checkpoint(session.folder.checkpoints, session.step, save=save, state=state, keep=keep)
-    session.saved_step = session.step
+def kept_checkpoints(options: RunOptions, best_step: int | None, *, went_back: bool) -> Keep:
+    """What `[run]` says of the checkpoints that stay."""
+    best = best_step if options.keep_best_checkpoint else None
+    return Keep(options.keep_checkpoints, options.keep_every_steps, best, drops_later=went_back)
 
 
 def _has_finite_critic(session: Session) -> bool:
     return session.critic is None or has_finite_weights(session.critic.model)
 
 
-def restore(session: Session) -> None:
-    """Go back to the newest complete checkpoint of the run folder.
+def restore(session: Session, which: str, allowed: frozenset[str]) -> None:
+    """Go back to a checkpoint of the run folder.
+
+    Args:
+        session: freshly opened.
+        which: the "newest" that is whole, the "best", or one by its name.
+        allowed: options and tables that may differ from the run that wrote it.
 
     Raises:
         UserError: there is none, or it belongs to another config, another model or other data.
     """
-    path, state = newest_checkpoint(session.folder.checkpoints, warn=session.console.warn)
+    path, state = find_checkpoint(session.folder.checkpoints, which, warn=session.console.warn)
     config, console = session.config, session.console
-    check_config(config, state["config"])
+    changes = allowed_differences(config, state["config"], allowed)
+    changes += _other_data(session, state["prompts"], path, allowed)
+    changes += _other_teachers(session, state.get("teachers"), path, allowed)
+    _check_has_parts(session, path)
     warn_of_schedule(config, num_steps=config.run.num_steps, num_steps_then=state["num_steps"], console=console)
-    if state["prompts"] != session.prompts_fingerprint:
-        raise DataError(
-            f"data: the prompts are not those that {path} was trained on. "
-            "Give it the file, columns and tokenizer that the run began with, or start a new run from its model."
-        )
-    _check_teachers(session, state.get("teachers"), path)
-    check_base(session.trainer, state.get("base"), path)
+    warn_of_versions(state.get("versions", {}), console)
+    _warn_of_sources(session, state)
+    _load(session, path, state, changes)
+    tell_of_changes(session.folder.changes, session.step, changes, console)
+    drop_metrics_after(session.folder.metrics, session.step)
+    session.history = read_metrics(session.folder.metrics)
+    restore_best(session, state.get("best"))  # absent in checkpoints of before there was one
+    num_lines = sum(row["step"] > 0 for row in session.history)
+    if num_lines != session.step:
+        console.warn(f"metrics.jsonl has lines of {num_lines} of the {session.step} steps made.")
+    session.went_back = which != "newest"
+    console.note(f"resumed from {path} after step {session.step}")
+
+
+def _load(session: Session, path: Path, state: Mapping[str, Any], changes: list[Change]) -> None:
+    """Everything but what is said and measured of the steps made."""
+    restore_learners(session, path, state, changes)
+    if "guards" in state:  # absent in checkpoints of before they remembered anything
+        session.guards.load_state(state["guards"])
+    session.num_prompts_sampled = state["num_prompts_sampled"]
+    waiting = read_waiting(path, session.prompts)
+    if not any(change.restarts_data for change in changes):
+        session.cursor.load_state(state["cursor"])
+        session.waiting = waiting
+    else:
+        dropped = f" {len(waiting)} groups that waited for the next step are dropped." if waiting else ""
+        session.console.warn(f"the data begin anew, with the first row of their first pass.{dropped}")
+    if not restore_random_states(path):
+        session.console.warn(f"{path} has no random states: what scorers draw at random begins anew.")
+    session.mark_place()
+    session.step = state["step"]
+    session.writer.saved_step = session.step
+
+
+def _still_valid(coefficients: Mapping[str, float], changes: Sequence[Change]) -> dict[str, float]:
+    """Coefficients that adapt, without those whose options were changed: these begin with the new value."""
+    changed = [name for name in ("kl", "entropy") if any(c.option.startswith(f"algorithm.{name}") for c in changes)]
+    return {name: value for name, value in coefficients.items() if name.removesuffix("_coef") not in changed}
+
+
+def _check_has_parts(session: Session, path: Path) -> None:
+    """Raises ConfigError where a change asks for a model that the checkpoint lacks."""
+    needed = (
+        (REFERENCE_FILE, "reference", session.trainer.saves_reference),
+        (CRITIC_FILE, "critic", session.critic is not None),
+    )
+    for file, what, is_needed in needed:
+        if is_needed and not (path / file).exists():
+            raise ConfigError(
+                f"{path} holds no {what}, which this config needs: the run did without one. A {what} cannot begin in the "
+                "middle of a run, even if the change is confirmed. Start a new run from this run's model."
+            )
+
+
+def _warn_of_sources(session: Session, state: Mapping[str, Any]) -> None:
     if state["scorer"] != scorer_source(session.config.reward):
         session.console.warn(
             "the file of reward.function has changed since the checkpoint was written: scores may differ."
@@ -108,36 +195,50 @@ def restore(session: Session) -> None:
         session.console.warn(
             "a file of filter.group or filter.rollout has changed since the checkpoint was written: other groups may stay."
         )
+
+
+def restore_learners(session: Session, path: Path, state: Mapping[str, Any], changes: Sequence[Change] = ()) -> None:
+    """All that learns as a checkpoint has it."""
+    check_base(session.trainer, state.get("base"), path)
     session.trainer.load(path)
     if session.critic is not None:
         session.critic.load(path)
-    session.engine.policy_version = session.trainer.num_steps
-    session.cursor.load_state(state["cursor"])
-    session.objective.load_state(state["objective"])
-    session.num_prompts_sampled = state["num_prompts_sampled"]
-    session.waiting = read_waiting(path, session.prompts)
-    session.mark_place()
-    session.step = state["step"]
-    session.saved_step = session.step
-    drop_metrics_after(session.folder.metrics, session.step)
-    session.history = read_metrics(session.folder.metrics)
-    restore_best(session, state.get("best"))  # absent in checkpoints of before there was one
-    num_lines = sum(row["step"] > 0 for row in session.history)
-    if num_lines != session.step:
-        session.console.warn(f"metrics.jsonl has lines of {num_lines} of the {session.step} steps made.")
-    session.console.note(f"resumed from {path} after step {session.step}")
+    session.objective.load_state(_still_valid(state["objective"], changes))
+    if session.engine is not None:
+        session.engine.policy_version = session.trainer.num_steps
 
 
-def _check_teachers(session: Session, before: Mapping[str, str] | None, path: Path) -> None:
-    """Refuse other teachers than those that the run began with, wherever they lie now."""
+def _other_data(session: Session, before: str, path: Path, allowed: frozenset[str]) -> list[Change]:
+    """Refuse other prompts than those that the run began with, unless they were asked for."""
+    now = session.prompts_fingerprint
+    if before == now:
+        return []
+    if not is_allowed("data", allowed):
+        raise DataError(
+            f"data: the prompts are not those that {path} was trained on. "
+            "Give it the file, columns and tokenizer that the run began with, go on with the new prompts from their first row "
+            "with --allow-change data, or start a new run from its model."
+        )
+    return [Change("data", before[:12], now[:12])]
+
+
+def _other_teachers(
+    session: Session, before: Mapping[str, str] | None, path: Path, allowed: frozenset[str]
+) -> list[Change]:
+    """Refuse other teachers than those that the run began with, wherever they lie now, unless they were asked for."""
     now = None if session.teachers is None else session.teachers.fingerprints
     if before == now:
-        return
+        return []
     names = sorted({*(before or {}), *(now or {})})
     source = next(name for name in names if (before or {}).get(name) != (now or {}).get(name))
+    option = f"distillation.teacher{f's.{source}' if source else ''}"
+    if is_allowed(option, allowed):
+        return [Change(option, before, now)]
     raise ModelError(
-        f"distillation.teacher{f's.{source}' if source else ''} must be the teacher that {path} was trained with: weights and "
-        "type of weights, or the name that its server gives it. Set it back, or start a new run from this run's model."
+        f"{option} must be the teacher that {path} was trained with: weights and "
+        "type of weights, or the name that its server gives it. Set it back, confirm another one with "
+        f"--allow-change {option.partition('.teachers.')[0]}{'.teachers' if source else ''}, or start a new run from this "
+        "run's model."
     )
 
 
@@ -147,51 +248,3 @@ def check_base(trainer: TorchTrainer, before: str | None, path: Path) -> None:
         raise ModelError(
             f"model.path must be the model whose adapters {path} holds; the weights differ. Set it back, or start a new run."
         )
-
-
-def check_config(config: RootConfig, before: Mapping[str, Any]) -> None:
-    """A resumed run is the same run: what would change its steps must be as it was.
-
-    Raises:
-        ConfigError: it is not, with every option that differs.
-    """
-    differences = list(_differences(config, before))
-    if differences:
-        raise ConfigError(
-            "\n".join(
-                f"{path} must be {_word(was)} as in the run that is resumed, got {_word(now)}. "
-                "Set it back, or start a new run from that run's model."
-                for path, was, now in differences
-            )
-        )
-
-
-def warn_of_schedule(config: RootConfig, *, num_steps: int, num_steps_then: int, console: Console) -> None:
-    """Say so where a schedule of a learning rate was told another number of steps."""
-    schedules = [value for path, value in values(config).items() if path.endswith(".lr_schedule")]
-    falling = [schedule for schedule in schedules if schedule != "constant"]
-    if num_steps_then != num_steps and falling:
-        console.warn(
-            f"the run has {num_steps} steps and had {num_steps_then}: the {falling[0]} schedule ends later or "
-            "earlier than the steps made so far were told."
-        )
-
-
-def _differences(config: RootConfig, before: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    now = json.loads(json.dumps(decisive(config)))  # tuples as the lists that the file has
-    for path in dict.fromkeys([*before, *now]):
-        if before.get(path) != now.get(path):
-            yield path, before.get(path), now.get(path)
-
-
-def decisive(config: RootConfig) -> dict[str, Any]:
-    """The options that the next steps depend on."""
-    return {
-        path: value
-        for path, value in values(config).items()
-        if not path.startswith(_MAY_CHANGE) and path not in _MAY_CHANGE_ITSELF
-    }
-
-
-def _word(value: Any) -> str:
-    return "none" if value is None else json.dumps(value)

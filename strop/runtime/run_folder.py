@@ -15,7 +15,8 @@ from safetensors import SafetensorError
 from strop.trainers import has_adapters, merged, save_adapters
 from strop.types import UserError
 
-_REPLACED = ("config.toml", "objective.txt", "metrics.jsonl", "rollouts", "checkpoints", "report.html", "adapter")
+_REPLACED = ("config.toml", "objective.txt", "metrics.jsonl", "changes.jsonl", "rollouts", "guards", "checkpoints")
+_REPLACED += ("report.html", "adapter")
 _OF_EARLIER_RUN = ".of_earlier_run"  # a file in model/, best/ and critic/
 
 
@@ -27,7 +28,9 @@ class RunFolder:
         self.config = path / "config.toml"
         self.objective = path / "objective.txt"
         self.metrics = path / "metrics.jsonl"
+        self.changes = path / "changes.jsonl"  # options that were changed when the run was resumed
         self.rollouts = path / "rollouts"
+        self.guards = path / "guards"
         self.checkpoints = path / "checkpoints"
         self.model = path / "model"
         self.best = path / "best"

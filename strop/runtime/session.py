@@ -21,9 +21,13 @@ from strop.rollout.single_turn import Decode
 from strop.runtime.best import Best
 from strop.runtime.critics import open_critic
 from strop.runtime.evaluation import Evaluation, HeldOut, response_limit
+from strop.runtime.from_rollouts import RecordedRollouts, open_recorded
+from strop.runtime.guard_memory import GuardMemory
 from strop.runtime.models import LoadedModel, check_length, check_stop_token_ids, load_model, set_threads
+from strop.runtime.random_states import random_states
 from strop.runtime.run_folder import RunFolder
 from strop.runtime.teachers import Teachers, open_teachers
+from strop.runtime.writer import CheckpointWriter
 from strop.trainers import TorchCritic, TorchTrainer, attach_adapters, check_peft
 from strop.types import ConfigError, Engine, Group, Prompt
 
@@ -35,34 +39,44 @@ class Place:
     cursor: dict[str, Any]
     num_prompts_sampled: int = 0
     waiting: tuple[Group, ...] = ()
+    random: dict[str, Any] = field(default_factory=random_states, repr=False)
 
 
-@dataclass
-class Session:
-    """The parts of a run. `step` counts batches of rollouts that are done."""
+@dataclass(kw_only=True)
+class SamplingSession:
+    """What sampling and scoring takes. `step` counts batches of rollouts that are done."""
 
     config: TrainConfig
     console: Console
-    folder: RunFolder
     loaded: LoadedModel
     prompts: tuple[Prompt, ...]
-    held_out: tuple[HeldOut, ...]
     cursor: Cursor
     scorer: Scorer
     filters: Filters
-    objective: PolicyObjective
-    engine: Engine
-    trainer: TorchTrainer
-    critic: TorchCritic | None
+    engine: Engine | None  # None: nothing is sampled
     decode: Decode
-    teachers: Teachers | None = None
+    recorded: RecordedRollouts | None = None  # in place of sampling
     step: int = 0
-    saved_step: int = -1  # that the newest checkpoint holds
-    is_within_step: bool = False  # between the first and the last update of a batch: no state to resume from
     has_told_of_group_of_one: bool = False
     has_told_of_added_rewards: bool = False
     num_prompts_sampled: int = 0  # since the run began; seeds follow from it
     waiting: tuple[Group, ...] = ()  # scored groups beyond what a step needed
+
+
+@dataclass(kw_only=True)
+class Session(SamplingSession):
+    """The parts of a run that trains."""
+
+    folder: RunFolder
+    held_out: tuple[HeldOut, ...]
+    objective: PolicyObjective
+    trainer: TorchTrainer
+    critic: TorchCritic | None
+    guards: GuardMemory
+    teachers: Teachers | None = None
+    writer: CheckpointWriter = field(default_factory=CheckpointWriter)
+    went_back: bool = False  # to an earlier checkpoint than the newest
+    is_within_step: bool = False  # between the first and the last update of a batch: no state to resume from
     place: Place = field(default_factory=lambda: Place({}))  # of when `step` was done
     history: list[dict[str, float]] = field(default_factory=list)
     evaluations: list[Evaluation] = field(default_factory=list)
@@ -82,26 +96,80 @@ class Session:
             scorer.close()
 
     def mark_place(self) -> None:
-        """A step is done: what was collected until here is what a checkpoint of it holds."""
+        """A step, or its evaluation, is done: what was collected and drawn until here is what a checkpoint of it holds."""
         self.place = Place(self.cursor.state(), self.num_prompts_sampled, self.waiting)
 
 
-def open_session(config: TrainConfig, console: Console, folder: RunFolder) -> Session:
-    """Load what the config names. What is cheap to get wrong comes first, the model's weights last."""
+def open_session(config: TrainConfig, console: Console, folder: RunFolder, *, replays: bool = False) -> Session:
+    """Load what the config names. What is cheap to get wrong comes first, the model's weights last. `replays`: nothing is
+    sampled, and the rollouts are those of the run itself."""
+    recorded = None if replays else open_recorded(config, console)
     with ExitStack() as on_failure:
         scorer = make_scorer(config.reward)
         on_failure.callback(scorer.close)
         scorers = make_eval_scorers(config, scorer)
         for of_set in scorers.values():
             on_failure.callback(of_set.close)
-        session = _open(config, console, folder, scorer, scorers)
+        needs_engine = bool(scorers) or not (replays or recorded is not None)  # to train or to evaluate
+        base = open_sampling(config, console, scorer, needs_engine=needs_engine)
+        if recorded is not None:
+            base.recorded = recorded
+            recorded.check(base.loaded.model)
+        session = _with_learners(config, base, folder, scorers)
         on_failure.pop_all()
     return session
 
 
-def _open(
-    config: TrainConfig, console: Console, folder: RunFolder, scorer: Scorer, scorers: Mapping[str, Scorer]
+def _with_learners(
+    config: TrainConfig, base: SamplingSession, folder: RunFolder, scorers: Mapping[str, Scorer]
 ) -> Session:
+    """The session of a training run, around the part that samples."""
+    loaded, console = base.loaded, base.console
+    held_out = load_held_out(config, loaded, console, scorers)
+    critic = open_critic(config, loaded)
+    interrupts.check()
+    if critic is not None:
+        longest = max(base.prompts, key=lambda p: len(p.tokens))
+        check_length(
+            critic.model.body,
+            f"critic: prompt row {longest.row}",
+            len(longest.tokens),
+            option="rollout.max_response_tokens",
+            max_response_tokens=config.rollout.max_response_tokens,
+        )
+    teachers = open_teachers(config, loaded, base.prompts, console)
+    attach_adapters(loaded.model, config.lora, seed=config.seed)  # the critic has its own copy, without them
+    objective = PolicyObjective(
+        config.algorithm,
+        temperature=config.rollout.temperature,
+        max_response_tokens=config.rollout.max_response_tokens,
+    )
+    guards = GuardMemory(config)
+    session = Session(
+        **vars(base),
+        folder=folder,
+        held_out=held_out,
+        objective=objective,
+        trainer=TorchTrainer(
+            loaded.model,
+            config.trainer,
+            total_steps=config.num_optimizer_steps,
+            max_logprob_gap=config.max_logprob_gap,
+            keeps_reference=objective.uses_reference,
+            watch=guards.watch,
+        ),
+        critic=critic,
+        guards=guards,
+        teachers=teachers,
+    )
+    session.mark_place()
+    return session
+
+
+def open_sampling(
+    config: TrainConfig, console: Console, scorer: Scorer, *, needs_engine: bool = True
+) -> SamplingSession:
+    """The part of a session that samples and scores, from what the config names."""
     filters = Filters(config.filter, looks_at_parts=config.algorithm.advantage.kind == "gdpo")
     set_threads(config.trainer.num_threads)
     check_peft(config.lora)
@@ -111,53 +179,19 @@ def _open(
     check_stop_token_ids(loaded, config.rollout.stop_token_ids)
     prompts = _load("data", config.data, config.reward, loaded, console)
     _check_lengths(loaded, prompts, "rollout", config.rollout.max_response_tokens)
-    held_out = load_held_out(config, loaded, console, scorers)
     _check_tokens_in_flight(config, prompts)
-    critic = open_critic(config, loaded)
-    interrupts.check()
-    if critic is not None:
-        longest = max(prompts, key=lambda p: len(p.tokens))
-        check_length(
-            critic.model.body,
-            f"critic: prompt row {longest.row}",
-            len(longest.tokens),
-            option="rollout.max_response_tokens",
-            max_response_tokens=config.rollout.max_response_tokens,
-        )
-    teachers = open_teachers(config, loaded, prompts, console)
     _warn_of_few_rounds(config, len(prompts), console)
-    attach_adapters(loaded.model, config.lora, seed=config.seed)  # the critic has its own copy, without them
-    cursor = make_cursor(prompts, config.data, config.curriculum, seed=config.seed)
-    objective = PolicyObjective(
-        config.algorithm,
-        temperature=config.rollout.temperature,
-        max_response_tokens=config.rollout.max_response_tokens,
-    )
-    session = Session(
+    return SamplingSession(
         config=config,
         console=console,
-        folder=folder,
         loaded=loaded,
         prompts=prompts,
-        held_out=held_out,
-        cursor=cursor,
+        cursor=make_cursor(prompts, config.data, config.curriculum, seed=config.seed),
         scorer=scorer,
         filters=filters,
-        objective=objective,
-        engine=make_engine(config, loaded),
-        trainer=TorchTrainer(
-            loaded.model,
-            config.trainer,
-            total_steps=config.num_optimizer_steps,
-            max_logprob_gap=config.max_logprob_gap,
-            keeps_reference=objective.uses_reference,
-        ),
-        critic=critic,
+        engine=make_engine(config, loaded) if needs_engine else None,
         decode=decoder(loaded),
-        teachers=teachers,
     )
-    session.mark_place()
-    return session
 
 
 def _warn_of_few_rounds(config: TrainConfig, num_prompts: int, console: Console) -> None:
@@ -246,4 +280,3 @@ def write_start(session: Session, formula: str) -> None:
     """What the run folder says of a run before its first step."""
     session.folder.config.write_text(to_toml(session.config), encoding="utf-8")
     session.folder.objective.write_text(formula, encoding="utf-8")
-    session.folder.rollouts.mkdir(exist_ok=True)

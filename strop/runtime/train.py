@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from strop import interrupts
 from strop.algorithms import objective_formula
 from strop.config import TrainConfig
+from strop.config.resuming import allowed_changes, resume_word
 from strop.config.tree import walk
 from strop.observe.console import Console, QuietConsole
 from strop.observe.report import write_report
@@ -21,7 +22,9 @@ from strop.runtime.critics import save_critic
 from strop.runtime.evaluation import Evaluation
 from strop.runtime.loop import train_steps
 from strop.runtime.models import has_finite_weights
-from strop.runtime.resume import restore, save_checkpoint
+from strop.runtime.random_states import seeded
+from strop.runtime.recording import start_recording
+from strop.runtime.resume import checkpoint_to_resume, restore, save_checkpoint
 from strop.runtime.run_folder import RunFolder
 from strop.runtime.session import Session, open_session, write_start
 from strop.types import UserError
@@ -40,12 +43,20 @@ class TrainResult:
     interrupted: bool  # stopped by Ctrl-C or SIGTERM, between two steps
 
 
-def train(config: TrainConfig, *, resume: bool = False, console: Console | None = None) -> TrainResult:
+def train(
+    config: TrainConfig,
+    *,
+    resume: bool | str = False,
+    allow_change: Sequence[str] = (),
+    console: Console | None = None,
+) -> TrainResult:
     """Improve a model by reinforcement learning as the config says.
 
     Args:
         config: from `strop.load_config`.
-        resume: go on from the newest complete checkpoint in the run folder.
+        resume: go on from the newest complete checkpoint in the run folder (True), from the "best", or from one by its name;
+            "auto" goes on from the newest if there is one, and begins the run if the folder holds none.
+        allow_change: options and tables that may differ from the run that is resumed; `data` begins the data anew.
         console: where progress goes; None means nowhere.
 
     Returns:
@@ -55,34 +66,39 @@ def train(config: TrainConfig, *, resume: bool = False, console: Console | None 
         UserError: something a user can mend; nothing was trained.
         GuardError: a guard stopped a step before the optimizer; the model from before it is in the run folder.
     """
-    with opened(config, console or QuietConsole(), resume=resume) as session:
+    with opened(config, console or QuietConsole(), resume=resume, allow_change=allow_change) as session:
         interrupted = run(session)
     folder = session.folder
     return TrainResult(folder.path, folder.model, session.history, session.evaluations, interrupted)
 
 
 @contextmanager
-def opened(config: TrainConfig, console: Console, *, resume: bool = False) -> Iterator[Session]:
+def opened(
+    config: TrainConfig, console: Console, *, resume: bool | str = False, allow_change: Sequence[str] = ()
+) -> Iterator[Session]:
     """A session in a run folder that is its own for as long as this lasts, ready for `run`.
 
     Raises:
         UserError: something a user can mend.
     """
+    word = resume_word(resume)
+    allowed = allowed_changes(TrainConfig, allow_change, resumes=word is not None)
     for _, table in walk(config):
         for warning in table.warnings():
             console.warn(warning)
-    folder = RunFolder(config.folder)
-    with folder.held(overwrite=config.run.overwrite, resume=resume):
+    folder, overwrite = RunFolder(config.folder), config.run.overwrite
+    with folder.held(overwrite=overwrite, resume=word is not None), seeded(config.seed):
+        which = checkpoint_to_resume(folder, word, overwrite=overwrite)
         session = open_session(config, console, folder)
         with closing(session):
-            if resume:
-                restore(session)
+            if which is not None:
+                restore(session, which, allowed)
             interrupts.check()
             if session.step >= config.run.num_steps:
                 console.warn(
                     f"nothing is left to do: step {session.step} of run.num_steps = {config.run.num_steps} is made."
                 )
-            if config.run.overwrite and not resume:
+            if overwrite and which is None:
                 folder.clear()
             yield session
 
@@ -99,6 +115,7 @@ async def _run(session: Session) -> bool:
         try:
             formula = objective_formula(session.config)
             write_start(session, formula)
+            start_recording(session)
             session.console.note(formula)
             session.console.note(f"first prompt as the model reads it: {session.prompts[0].text!r}")
             await train_steps(session)
@@ -106,10 +123,11 @@ async def _run(session: Session) -> bool:
             stop.is_set = True  # also where a notebook's stop button cancelled it
             session.console.warn(f"interrupted after step {session.step}; saving.")
         except UserError:
-            has_begun = session.step > 0 or session.saved_step >= 0
+            has_begun = session.step > 0 or session.writer.saved_step >= 0
             raise
         finally:
-            await session.engine.close()
+            if session.engine is not None:
+                await session.engine.close()
             if has_begun:
                 _finish(session)
             else:
@@ -120,6 +138,7 @@ async def _run(session: Session) -> bool:
 def _finish(session: Session) -> None:
     """Model, checkpoint and report, each whatever became of the one before it."""
     with ExitStack() as everything:  # the last one first
+        everything.callback(session.writer.wait)
         everything.callback(_write_report, session)
         everything.callback(session.folder.drop_best_of_earlier_run)
         if not has_finite_weights(session.loaded.model):
@@ -127,9 +146,14 @@ def _finish(session: Session) -> None:
             return
         everything.callback(session.folder.write_critic, _saving_critic(session))
         everything.callback(session.folder.write_model, session.loaded.model, session.loaded.tokenizer)
-        due = session.config.run.checkpoint_every_steps and session.saved_step != session.step
-        if due and not session.is_within_step:
-            save_checkpoint(session)
+        everything.callback(_save_if_due, session)
+        session.writer.wait()
+
+
+def _save_if_due(session: Session) -> None:
+    due = session.config.run.checkpoint_every_steps and session.writer.saved_step != session.step
+    if due and not session.is_within_step:
+        save_checkpoint(session)
 
 
 def _saving_critic(session: Session) -> Callable[[Path], None] | None:

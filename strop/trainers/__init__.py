@@ -4,11 +4,13 @@ from strop.trainers.adapters import attach_adapters, check_peft, has_adapters, m
 from strop.trainers.cutting import Costs, Cut, cheapest, cut, cut_batch
 from strop.trainers.layout import Layout, lay_out
 from strop.trainers.schedule import lr_factor
-from strop.trainers.torch_critic import TorchCritic
-from strop.trainers.torch_trainer import TorchTrainer
+from strop.trainers.torch_critic import CRITIC_FILE, TorchCritic
+from strop.trainers.torch_trainer import REFERENCE_FILE, TorchTrainer
 from strop.trainers.values import ValueModel, body_of
 
 __all__ = [
+    "CRITIC_FILE",
+    "REFERENCE_FILE",
     "Costs",
     "Cut",
     "Layout",

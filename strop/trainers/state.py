@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -12,25 +13,46 @@ from torch import Tensor
 from strop.types import UserError
 
 _MOMENTS = ("exp_avg", "exp_avg_sq", "step")
+Write = Callable[[Path], None]  # writes a copy made earlier into a folder that exists
 
 
-def save(
-    folder: Path, parameters: dict[str, Tensor], optimizer: torch.optim.Optimizer, *, num_steps: int, prefix: str = ""
-) -> None:
-    """Write weights.safetensors, optimizer.safetensors and trainer.json into a folder that exists, each name after a prefix."""
-    save_weights(folder / f"{prefix}weights.safetensors", parameters)
+def snapshot(
+    parameters: dict[str, Tensor], optimizer: torch.optim.Optimizer, *, num_steps: int, prefix: str = ""
+) -> Write:
+    """Copy weights and moments to host memory; what is returned writes the copy as weights.safetensors,
+    optimizer.safetensors and trainer.json, each name after a prefix."""
     moments = {
-        f"{moment}/{name}": optimizer.state[p][moment].contiguous()
+        f"{moment}/{name}": optimizer.state[p][moment]
         for name, p in parameters.items()
         if p in optimizer.state
         for moment in _MOMENTS
     }
-    save_file(moments, folder / f"{prefix}optimizer.safetensors")
-    (folder / f"{prefix}trainer.json").write_text(json.dumps({"num_steps": num_steps}))
+    weights, copied_moments = host_copy(parameters), host_copy(moments)
+
+    def write(folder: Path) -> None:
+        save_file(weights, folder / f"{prefix}weights.safetensors")
+        save_file(copied_moments, folder / f"{prefix}optimizer.safetensors")
+        (folder / f"{prefix}trainer.json").write_text(json.dumps({"num_steps": num_steps}))
+
+    return write
+
+
+def snapshot_weights(name: str, parameters: dict[str, Tensor]) -> Write:
+    """Copy parameters to host memory; what is returned writes the copy as a file of this name."""
+    weights = host_copy(parameters)
+    return lambda folder: save_file(weights, folder / name)
+
+
+def host_copy(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors as they are now, in memory of their own that nothing else writes to."""
+    return {
+        name: tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+        for name, tensor in tensors.items()
+    }
 
 
 def load(folder: Path, parameters: dict[str, Tensor], optimizer: torch.optim.Optimizer, *, prefix: str = "") -> int:
-    """Fill parameters and optimizer from a folder that `save` wrote; returns the number of optimizer steps made.
+    """Fill parameters and optimizer from a folder that a snapshot wrote; returns the number of optimizer steps made.
 
     Raises:
         UserError: names or shapes differ.
@@ -46,11 +68,6 @@ def load(folder: Path, parameters: dict[str, Tensor], optimizer: torch.optim.Opt
                 moment: value.to(parameter.device, copy=True) for moment, value in found.items()
             }
     return int(json.loads((folder / f"{prefix}trainer.json").read_text())["num_steps"])
-
-
-def save_weights(path: Path, parameters: dict[str, Tensor]) -> None:
-    """Write parameters as they are now."""
-    save_file({name: p.detach().contiguous() for name, p in parameters.items()}, path)
 
 
 def load_weights(path: Path, parameters: dict[str, Tensor]) -> None:

@@ -15,11 +15,13 @@ from strop.trainers.layout import LayoutKind
 from strop.trainers.layout_choice import Cutter
 from strop.trainers.recompute import Recompute
 from strop.trainers.sharing import RowSizes
-from strop.trainers.updates import Updates
+from strop.trainers.state import Write
+from strop.trainers.updates import Moments, Updates
 from strop.trainers.values import ValueModel, ValueScorer
 from strop.types import Metric, StepMetrics
 
 _PREFIX = "critic_"  # of its files in a checkpoint, and of its metrics
+CRITIC_FILE = f"{_PREFIX}weights.safetensors"  # one of them
 
 
 class TorchCritic:
@@ -100,10 +102,27 @@ class TorchCritic:
         """Set the parameters to a copy; the optimizer's moments stay as they are."""
         self._updates.put_back(weights)
 
+    def snapshot(self) -> Write:
+        """Copy weights, moments and the step count to host memory; what is returned writes the copy beside the policy's
+        files, under names of their own."""
+        return self._updates.snapshot(prefix=_PREFIX)
+
+    def copy_moments(self) -> Moments:
+        """A copy of what the optimizer remembers."""
+        return self._updates.copy_moments()
+
+    def put_back_moments(self, moments: Moments) -> None:
+        """The optimizer remembers what it did when the copy was made."""
+        self._updates.put_back_moments(moments)
+
+    def digest(self) -> str:
+        """A checksum of the weights."""
+        return self._updates.digest()
+
     def save(self, folder: Path) -> None:
-        """Write weights, moments and the step count beside the policy's, under names of their own."""
-        self._updates.save(folder, prefix=_PREFIX)
+        """Write a snapshot into a folder that exists."""
+        self.snapshot()(folder)
 
     def load(self, folder: Path) -> None:
-        """Read what `save` wrote into this model and optimizer."""
+        """Read what a snapshot wrote into this model and optimizer."""
         self._updates.load(folder, prefix=_PREFIX)

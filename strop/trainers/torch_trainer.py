@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Callable
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal
@@ -22,8 +23,10 @@ from strop.trainers.layout_choice import Cutter
 from strop.trainers.recompute import Recompute
 from strop.trainers.sharing import RowSizes
 from strop.trainers.teacher import fingerprint
-from strop.trainers.updates import Updates
+from strop.trainers.updates import Moments, Updates
 from strop.types import GuardError, Metric, StepMetrics, WeightSource
+
+REFERENCE_FILE = "reference.safetensors"  # in a checkpoint, of a run that has one
 
 
 class TorchTrainer:
@@ -35,6 +38,7 @@ class TorchTrainer:
         total_steps: optimizer steps of the whole run, the length of the schedule.
         max_logprob_gap: mean |engine - trainer| log-probability above which a step is refused.
         keeps_reference: hold a frozen copy of the model as it is now; one with adapters needs none: it is itself without them.
+        watch: sees the metrics of an update before the optimizer moves, and may raise a GuardError.
     """
 
     def __init__(
@@ -45,10 +49,12 @@ class TorchTrainer:
         total_steps: int,
         max_logprob_gap: float = math.inf,
         keeps_reference: bool = False,
+        watch: Callable[[StepMetrics], None] = lambda metrics: None,
     ) -> None:
         self.model = model.eval()  # no dropout: the sampler has none, and the two must agree
         self.options = options
         self.max_logprob_gap = max_logprob_gap
+        self._watch = watch
         self._policy = TokenScorer(model)
         self._cut = Cutter(self._policy, options.layout, options.max_tokens_per_micro_batch)
         self._has_adapters = has_adapters(model)
@@ -62,6 +68,11 @@ class TorchTrainer:
             total_steps=total_steps,
             explaining=self._policy.explaining,
         )
+
+    @property
+    def saves_reference(self) -> bool:
+        """Does a checkpoint hold the reference? Below adapters it is the model itself."""
+        return self._reference is not None
 
     @property
     def num_steps(self) -> int:
@@ -92,20 +103,30 @@ class TorchTrainer:
             return {"skipped_steps": Metric("sum", 1.0)}
         cut = self._cut(batch)
         with self._recompute.around_step():
-            metrics = self._updates.step(batch, cut, partial(self._weighted_loss, objective, cut.kind), self._guard_gap)
+            metrics = self._updates.step(batch, cut, partial(self._weighted_loss, objective, cut.kind), self._guard)
         return metrics | cut.metrics()
 
     def _weighted_loss(
         self, objective: Objective, kind: LayoutKind, part: Batch, rows: RowSizes | None
     ) -> tuple[Tensor, StepMetrics]:
+        _, selected = self._tokens_of(part, objective, kind, rows)
+        losses, metrics = objective.loss(selected)
+        weights = part.token_weights[part.loss_mask].to(losses.device, losses.dtype)
+        return (weights * losses).sum(), metrics
+
+    def _tokens_of(
+        self, part: Batch, objective: Objective, kind: LayoutKind, rows: RowSizes | None = None
+    ) -> tuple[Tensor, TrainableTokens]:
+        """Log-probabilities of the trainable tokens as they are now, and all that their loss is made of."""
         with_entropy = objective.uses_entropy or objective.measures_entropy
         logprobs, entropy = self._policy(
             part, temperature=objective.temperature, layout=kind, with_entropy=with_entropy, rows=rows
         )
-        selected = _trainable(part.to(logprobs.device), logprobs, entropy)
-        losses, metrics = objective.loss(selected)
-        weights = part.token_weights[part.loss_mask].to(losses.device, losses.dtype)
-        return (weights * losses).sum(), metrics
+        return logprobs, _trainable(part.to(logprobs.device), logprobs, entropy)
+
+    def _guard(self, metrics: StepMetrics) -> None:
+        self._guard_gap(metrics)
+        self._watch(metrics)
 
     def _guard_gap(self, metrics: StepMetrics) -> None:
         gap = metrics.get("logprob_gap")
@@ -113,7 +134,8 @@ class TorchTrainer:
             raise GuardError(
                 f"guards.max_logprob_gap must hold: engine and trainer differ by {gap.value:.3g} nats per token on average "
                 f"(bound {self.max_logprob_gap:g}, largest {metrics['logprob_gap_max'].value:.3g}). The step was not made. "
-                "They do not compute the same policy: look at weights, dtype, temperature and end tokens."
+                "They do not compute the same policy: look at weights, dtype, temperature and end tokens.",
+                guard="logprob_gap",
             )
 
     def weights(self) -> WeightSource:
@@ -122,8 +144,8 @@ class TorchTrainer:
 
     @torch.no_grad()
     def refresh_reference(self) -> None:
-        """Make the policy as it is now the reference."""
-        assert self._reference is not None, "made with keeps_reference=True"
+        """Make the policy as it is now the reference, which must be a copy."""
+        assert self._reference is not None, "made with keeps_reference=True, without adapters"
         for kept, now in zip(self._reference.model.parameters(), self.model.parameters(), strict=True):
             kept.copy_(now)
 
@@ -142,18 +164,56 @@ class TorchTrainer:
         """Set the parameters to a copy; the optimizer's moments stay as they are."""
         self._updates.put_back(weights)
 
+    def snapshot(self) -> state.Write:
+        """Copy weights (float32 masters where there are), moments, the step count and the reference to host memory; what is
+        returned writes the copy as safetensors and JSON, whatever the trainer does meanwhile. The reference is copied too,
+        because the folder it was loaded from may hold another model when it is wanted."""
+        own = self._updates.snapshot()
+        if self._reference is None:
+            return own
+        reference = state.snapshot_weights(REFERENCE_FILE, dict(self._reference.model.named_parameters()))
+
+        def write(folder: Path) -> None:
+            own(folder)
+            reference(folder)
+
+        return write
+
+    def copy_moments(self) -> Moments:
+        """A copy of what the optimizer remembers."""
+        return self._updates.copy_moments()
+
+    def put_back_moments(self, moments: Moments) -> None:
+        """The optimizer remembers what it did when the copy was made."""
+        self._updates.put_back_moments(moments)
+
+    def digest(self) -> str:
+        """A checksum of the weights (float32 masters where there are), of those below adapters too."""
+        return self._updates.digest(beside=self.base_fingerprint or "")
+
+    @torch.no_grad()
+    def token_losses(self, batch: Batch, objective: Objective) -> tuple[Tensor, Tensor]:
+        """Log-probabilities as they are now and unreduced losses, both [T] with 0 in masked slots, for reading.
+
+        Args:
+            batch: one that fits memory, ready for `step`.
+            objective: as for `step`.
+        """
+        logprobs, selected = self._tokens_of(batch, objective, self._cut(batch).kind)
+        losses, _ = objective.loss(selected)
+        found = torch.zeros(2, len(batch.tokens))
+        found[0, batch.loss_mask], found[1, batch.loss_mask] = logprobs.float().cpu(), losses.float().cpu()
+        return found[0], found[1]
+
     def save(self, folder: Path) -> None:
-        """Write weights (float32 masters where there are), moments, the step count and the reference: safetensors and JSON.
-        The reference is written too, because the folder it was loaded from may hold another model when it is wanted."""
-        self._updates.save(folder)
-        if self._reference is not None:
-            state.save_weights(folder / "reference.safetensors", dict(self._reference.model.named_parameters()))
+        """Write a snapshot into a folder that exists."""
+        self.snapshot()(folder)
 
     def load(self, folder: Path) -> None:
         """Read what `save` wrote into this model and optimizer."""
         self._updates.load(folder)
         if self._reference is not None:
-            state.load_weights(folder / "reference.safetensors", dict(self._reference.model.named_parameters()))
+            state.load_weights(folder / REFERENCE_FILE, dict(self._reference.model.named_parameters()))
 
 
 def _trainable(part: Batch, logprobs: Tensor, entropy: Tensor | None) -> TrainableTokens:

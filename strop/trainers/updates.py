@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,14 @@ from strop.types import GuardError, Metric, StepMetrics, merge_metrics
 
 # A micro-batch, and what stands in its rows, to its weighted loss, which carries gradient, and its metrics.
 WeightedLoss = Callable[[Batch, RowSizes | None], tuple[Tensor, StepMetrics]]
+
+
+@dataclass(frozen=True)
+class Moments:
+    """What an optimizer remembers, in host memory."""
+
+    num_steps: int
+    by_name: dict[str, dict[str, Tensor]]
 
 
 class Updates:
@@ -94,7 +104,7 @@ class Updates:
         guard(metrics)
         norm = torch.nn.utils.clip_grad_norm_(self.parameters.values(), self.options.max_grad_norm)
         if not torch.isfinite(norm):
-            raise GuardError(self._blame(batch, weighted_loss))
+            raise self._blaming(batch, weighted_loss)
         lr = self._set_lr()
         self.optimizer.step()
         self._masters.write_weights()
@@ -109,14 +119,14 @@ class Updates:
         loss, metrics = weighted_loss(part, rows)
         total = float(loss.detach())
         if not math.isfinite(total):
-            raise GuardError(self._blame(part, weighted_loss))
+            raise self._blaming(part, weighted_loss)
         with self._explaining(part):
             loss.backward()
         self._masters.take_gradients()
         return metrics | {"loss": Metric("sum", total)}
 
-    def _blame(self, batch: Batch, weighted_loss: WeightedLoss) -> str:
-        """Which sequences make the loss or the gradient not finite, each tried alone."""
+    def _blaming(self, batch: Batch, weighted_loss: WeightedLoss) -> GuardError:
+        """What to raise: which sequences make the loss or the gradient not finite, each tried alone."""
         guilty = []
         for index, name in enumerate(batch.names):
             part = batch.select([index])
@@ -131,9 +141,11 @@ class Updates:
                 guilty.append(name)
         self._masters.zero_grad()
         named = ", ".join(guilty[:5]) + (f" and {len(guilty) - 5} more" if len(guilty) > 5 else "")
-        return (
+        return GuardError(
             f"{self._owner}loss or gradient is not finite; the step was not made. "
-            f"It comes from {named or 'no sequence alone'}."
+            f"It comes from {named or 'no sequence alone'}.",
+            guard="non_finite",
+            blamed=guilty,
         )
 
     def _set_lr(self) -> float:
@@ -150,7 +162,7 @@ class Updates:
 
     def copy_weights(self) -> dict[str, Tensor]:
         """A copy of what the optimizer moves (float32 masters where there are), in host memory."""
-        return {name: p.detach().to("cpu", copy=True) for name, p in self.parameters.items()}
+        return state.host_copy(self.parameters)
 
     @torch.no_grad()
     def put_back(self, weights: dict[str, Tensor]) -> None:
@@ -159,11 +171,39 @@ class Updates:
             parameter.copy_(weights[name])
         self._masters.write_weights()
 
-    def save(self, folder: Path, *, prefix: str = "") -> None:
-        """Write weights (float32 masters where there are), moments and the step count: safetensors and JSON."""
-        state.save(folder, self.parameters, self.optimizer, num_steps=self.num_steps, prefix=prefix)
+    def copy_moments(self) -> Moments:
+        """A copy of what the optimizer remembers, and how many steps it made."""
+        copies = {
+            name: {key: value.detach().to("cpu", copy=True) for key, value in self.optimizer.state[p].items()}
+            for name, p in self.parameters.items()
+            if p in self.optimizer.state
+        }
+        return Moments(self.num_steps, copies)
+
+    def put_back_moments(self, moments: Moments) -> None:
+        """The optimizer remembers what it did when the copy was made, and nothing since."""
+        self.num_steps = moments.num_steps
+        self.optimizer.state.clear()
+        for name, found in moments.by_name.items():
+            parameter = self.parameters[name]
+            self.optimizer.state[parameter] = {
+                key: value.to(parameter.device, copy=True) for key, value in found.items()
+            }
+
+    def digest(self, *, beside: str = "") -> str:
+        """A checksum of the weights, and of a text, eight hexadecimal digits: equal weights have equal ones, others hardly
+        ever."""
+        found = zlib.crc32(beside.encode())
+        for parameter in self.parameters.values():
+            content = parameter.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
+            found = zlib.crc32(content, found)
+        return f"{found:08x}"
+
+    def snapshot(self, *, prefix: str = "") -> state.Write:
+        """Copy weights (float32 masters where there are), moments and the step count; what is returned writes them."""
+        return state.snapshot(self.parameters, self.optimizer, num_steps=self.num_steps, prefix=prefix)
 
     def load(self, folder: Path, *, prefix: str = "") -> None:
-        """Read what `save` wrote."""
+        """Read what a snapshot wrote."""
         self.num_steps = state.load(folder, self.parameters, self.optimizer, prefix=prefix)
         self._masters.write_weights()

@@ -46,6 +46,7 @@ BASES = {
     "CISPO": {"policy_loss": {"kind": "cispo"}},
     "entropy": {"entropy_coef": 0.1, "entropy_target": 1.0},
     "the sampler's log-probabilities": {"old_logprobs": "rollout"},
+    "likelihood": {"likelihood_coef": 0.25},
 }
 # Each kind of each union, where its options can act.
 for _kind in POLICY_LOSSES:

@@ -217,6 +217,13 @@ def test_a_value_that_only_the_shell_knows_is_named_and_its_option_left_at_the_d
     ]
 
 
+def test_checkpoints_that_slime_retains_stay_for_good(launched):
+    found = launched(save_interval="20", save_retain_interval="100")
+    assert found.config().run.checkpoint_every_steps == 20
+    assert found.config().run.keep_every_steps == 100
+    assert "acts with --save-interval alone" in launched(save_retain_interval="100").reason("--save-retain-interval")
+
+
 def test_a_default_that_is_taken_for_a_variable_is_said(launched):
     found = launched(lr="${2:-1e-5}")
     assert found.config().trainer.lr == 1e-5

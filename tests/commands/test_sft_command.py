@@ -223,6 +223,46 @@ def test_demonstrations_that_are_left_out_or_cut_are_counted(small, tmp_path):
         )
 
 
+def test_what_was_left_out_of_both_files_is_in_the_first_line_of_metrics_and_in_the_result(small, tmp_path):
+    """Step 0 is the first line of a run with a validation, step 1 of one without."""
+    import strop as package
+
+    (tmp_path / "train.jsonl").write_text("{broken\n\n" + (small / "train.jsonl").read_text())
+    limit = {"data.path": f"{tmp_path}/train.jsonl", "data.max_length_tokens": 50, "data.too_long": "drop"}
+    limit |= {"run.folder": f"{tmp_path}/run", "data.skip_bad_lines": True}
+    held_out = {"path": f"{small}/held_out.jsonl", "max_length_tokens": 50, "too_long": "truncate"}
+    held_out = {f"validation.data.{name}": value for name, value in held_out.items()}
+    long = {"train": sum(num_tokens(n) > 50 for n in range(18)), "held": sum(num_tokens(n) > 50 for n in range(18, 25))}
+    counts = {
+        "data/num_skipped_lines": 1,
+        "data/num_dropped": long["train"],
+        "validation.data/num_truncated": long["held"],
+    }
+    config = package.load_config(str(small / "sft.toml"), {**limit, **held_out, "run.num_steps": 2}, command="sft")
+    result = package.sft(config)
+    first, *others = metrics(tmp_path / "run")
+    assert first["step"] == 0
+    assert {name: value for name, value in first.items() if name.startswith(("data/", "validation.data/"))} == counts
+    assert not any(name.startswith(("data/", "validation.data/")) for row in others for name in row)
+    zeros = dict.fromkeys(("data/num_truncated", "validation.data/num_skipped_lines", "validation.data/num_dropped"), 0)
+    assert result.left_out == counts | zeros
+    config = package.load_config(str(small / "sft.toml"), limit | {"run.overwrite": True}, command="sft")
+    first = package.sft(config).steps[0]
+    assert (first["step"], first["data/num_skipped_lines"], first["data/num_dropped"]) == (1, 1, long["train"])
+
+
+def test_train_on_last_is_said_to_change_nothing_where_all_rows_are_a_prompt_and_a_response(small, tmp_path):
+    pairs = [json.dumps({"prompt": "a", "response": "b"}) + "\n"] * 4
+    (tmp_path / "pairs.jsonl").write_text("".join(pairs))
+    (tmp_path / "mixed.jsonl").write_text("".join([*pairs, json.dumps({"messages": conversation(1)})]))
+    said = 'warning: data.train_on = "last" changes nothing: all rows are a prompt and a response, and that is learned anyway.'
+    for name, train_on, count in (("pairs", "last", 1), ("mixed", "last", 0), ("pairs", "assistant", 0)):
+        flags = ("--data.path", tmp_path / f"{name}.jsonl", "--data.train_on", train_on, "--num-steps", "1")
+        done = strop("sft", small / "sft.toml", *flags, "--run.folder", tmp_path / f"{name}_{train_on}")
+        assert done.code == 0, done.err
+        assert done.out.count(said) == count, name
+
+
 def test_a_turn_that_ends_where_nobody_would_stop_is_said(small, tmp_path):
     import shutil
 

@@ -26,6 +26,12 @@ class Listening(QuietConsole):
         self.lines.append(text)
 
 
+@pytest.fixture(autouse=True)
+def _elsewhere(monkeypatch, tmp_path):
+    """Another run.folder is a name, below wherever the run is started."""
+    monkeypatch.chdir(tmp_path)
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """The small model, and two files that hold something for every option: conversations and pairs under names of their own,
@@ -74,6 +80,7 @@ SCENARIOS = {
     "a broken held-out line": {"validation.data.path": "validation.data-broken.jsonl"},
     "Parquet": {"data.path": "data.parquet", "validation.data.path": "validation.data.parquet"},
     "a run in the folder": {"run.overwrite": False},
+    "a validation between two checkpoints": {"run.checkpoint_every_steps": 100, "validation.every_steps": 1},
     "a loss that only rises": {"trainer.lr": 5.0, "validation.every_steps": 1},
 }
 

@@ -59,7 +59,13 @@ def test_a_run_folder_holds_what_the_design_lists_and_nothing_half_written(made)
     assert sorted(path.name for path in run.iterdir()) == listed
     assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["step_000002", "step_000003"]
     steps = [f"step_00000{n}.jsonl" for n in (1, 2, 3)]
-    assert sorted(p.name for p in (run / "rollouts").iterdir()) == ["eval_000000.jsonl", "eval_000003.jsonl", *steps]
+    assert sorted(p.name for p in (run / "rollouts").iterdir()) == [
+        "about.json",
+        "eval_000000.jsonl",
+        "eval_000003.jsonl",
+        *steps,
+        "weights.jsonl",
+    ]
 
 
 def test_the_written_config_loads_again_and_equals_that_of_the_run(small, made):

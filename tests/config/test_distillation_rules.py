@@ -94,7 +94,7 @@ def test_options_of_a_server_and_of_a_folder_act_with_theirs_alone():
 
 @pytest.mark.parametrize("address", ["http://host:8000/v1", "https://", "http://host:port", "http://host:1?x=1"])
 def test_an_address_is_host_and_port(address):
-    assert "distillation.teacher must be http://host:port without a path, got " in refusal(
+    assert "distillation.teacher must be http://host:port with a port up to 65535 and without a path, got " in refusal(
         distillation={"teacher": address}
     )
 

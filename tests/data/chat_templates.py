@@ -48,6 +48,19 @@ MARKED = (
 MARKED_SHORT = MARKED.replace(
     "+ '<|im_end|>' }}{% endgeneration %}{{ '\n' }}", "}}{% endgeneration %}{{ '<|im_end|>\n' }}"
 )
+# What a model is sampled with begins its thought. R1 drops thoughts from all turns, so no turn begins like that.
+THINKING = QWEN3.replace(
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}",
+    ("{% if add_generation_prompt %}{{ '<|im_start|>assistant\n<think>\n' }}"),
+)
+R1 = CHATML.replace("m['content'] +", "m['content'].split('</think>')[-1] +").replace(
+    "'<|im_start|>assistant\n' }}", "'<|im_start|>assistant\n<think>\n' }}"
+)
+# A system prompt of its own, and <s> before everything.
+DEFAULT_SYSTEM = (
+    "{{ bos_token }}{% if messages[0]['role'] != 'system' %}{{ '<|im_start|>system\nz<|im_end|>\n' }}{% endif %}"
+    + CHATML
+)
 # Nothing ends a turn.
 PLAIN = (
     "{% for m in messages %}{{ m['role'] + ' ' + m['content'] + '\n' }}{% endfor %}"

@@ -4,7 +4,19 @@ What is learned stands in brackets: <|im_start|>assistant\\n[c<|im_end|>]\\n.
 """
 
 import pytest
-from chat_templates import CHATML, LLAMA3, MARKED, MARKED_SHORT, MISTRAL, PLAIN, QWEN3, chat_tokenizer
+from chat_templates import (
+    CHATML,
+    DEFAULT_SYSTEM,
+    LLAMA3,
+    MARKED,
+    MARKED_SHORT,
+    MISTRAL,
+    PLAIN,
+    QWEN3,
+    R1,
+    THINKING,
+    chat_tokenizer,
+)
 from tokenizers.pre_tokenizers import Metaspace, Sequence
 
 from strop.data.chat import encode_prompt
@@ -21,11 +33,10 @@ def talk(*contents, system=None, **flags):
     return [message | flags.get(f"m{i}", {}) for i, message in enumerate(messages)]
 
 
-def columns(template, messages, train_on="assistant", merges=(), chat="auto", system_prompt=None):
+def columns(template, messages, train_on="assistant", merges=(), chat="auto", system_prompt=None, table="data"):
     tokenizer = chat_tokenizer(template, merges=merges)
-    tokens, mask = encode_conversation(
-        tokenizer, messages, train_on=train_on, chat=chat, system_prompt=system_prompt, where=WHERE
-    )
+    options = {"train_on": train_on, "chat": chat, "system_prompt": system_prompt, "table": table}
+    tokens, mask = encode_conversation(tokenizer, messages, where=WHERE, **options)
     assert len(tokens) == len(mask)
     found, is_open = "", False
     for token, is_learned in zip(tokenizer.convert_ids_to_tokens(list(tokens)), mask, strict=True):
@@ -104,6 +115,41 @@ def test_last_learns_the_last_turn_of_the_assistant_alone(template):
 
 def test_all_learns_every_token():
     assert columns(MISTRAL, TWO, "all") == "[<s>[INST]ab[/INST] c</s>[INST]d[/INST] ef</s>]"
+
+
+def test_all_adds_the_end_token_that_a_template_does_not_write_after_an_answer():
+    assert columns(PLAIN, talk("ab", "c"), "all") == "[user ab\nassistant c\n</s>]"
+    assert columns(PLAIN, talk("ab", "c", "d"), "all") == "[user ab\nassistant c\nuser d\n]"
+
+
+@pytest.mark.parametrize("template", [CHATML, MARKED])
+def test_all_leaves_out_the_text_of_a_message_that_says_so_and_keeps_the_heads_of_all_others(template):
+    found = columns(template, talk("ab", "c", "d", "ef", m1={"train": False}), "all", system_prompt="s")
+    assert found == (
+        "[<|im_start|>system\ns<|im_end|>\n<|im_start|>user\nab<|im_end|>\n]<|im_start|>assistant\nc<|im_end|>\n"
+        "[<|im_start|>user\nd<|im_end|>\n<|im_start|>assistant\nef<|im_end|>\n]"
+    )
+    found = columns(template, talk("ab", "c", m0={"train": False}), "all")
+    assert found == "<|im_start|>user\nab<|im_end|>\n[<|im_start|>assistant\nc<|im_end|>\n]"
+
+
+def test_what_a_template_writes_of_its_own_before_the_first_message_is_not_that_message_s():
+    system = "<|im_start|>system\nz<|im_end|>\n"
+    answer = "<|im_start|>assistant\n[c<|im_end|>]\n"
+    found = columns(DEFAULT_SYSTEM, talk("ab", "c", m0={"train": True}))
+    assert found == f"<s>{system}[<|im_start|>user\nab<|im_end|>\n]{answer}"
+    found = columns(DEFAULT_SYSTEM, talk("ab", "c", system="s", m0={"train": True}))
+    assert found == f"<s>[<|im_start|>system\ns<|im_end|>\n]<|im_start|>user\nab<|im_end|>\n{answer}"
+    found = columns(DEFAULT_SYSTEM, talk("ab", "c", m0={"train": False}), "all")
+    assert found == f"[<s>{system}]<|im_start|>user\nab<|im_end|>\n[<|im_start|>assistant\nc<|im_end|>\n]"
+    assert columns(MISTRAL, talk("ab", "c", m0={"train": True})) == "<s>[[INST]ab[/INST] c</s>]"
+
+
+def test_where_a_template_begins_the_thought_for_the_model_what_comes_after_is_learned():
+    thought = talk("ab", "<think>\nz\n</think>\n\nc")
+    head = "<|im_start|>user\nab<|im_end|>\n<|im_start|>assistant\n<think>\n"
+    assert columns(THINKING, thought) == f"{head}[z\n</think>\n\nc<|im_end|>]\n"
+    assert columns(THINKING, talk("ab", "c")) == f"{head}[\n</think>\n\nc<|im_end|>]\n"
 
 
 def test_last_works_where_a_template_rewrites_earlier_turns():
@@ -231,6 +277,56 @@ def test_a_turn_that_begins_otherwise_than_a_sampled_answer_is_refused():
     assert "('i\\n' alone, 'ssistant\\nb<|im_end|>\\n' in the whole)" in said
 
 
+def test_an_answer_without_the_thought_that_the_head_begins_is_refused_with_what_can_be_done():
+    """With content that the template keeps, the thought belongs there; where it drops it, another template is needed."""
+    verbatim = R1.replace(".split('</think>')[-1]", "")
+    said = refusal(verbatim, talk("ab", "c"))
+    assert "is not that of this turn ('<think>\\n' alone, 'c<|im_end|>\\n' in the whole)" in said
+    assert "Begin its content with '<think>\\n', as the model's answers begin. Or: Use a chat template without" in said
+    learned = columns(verbatim, talk("ab", "<think>\nz</think>c"))
+    assert learned.endswith("assistant\n<think>\n[z</think>c<|im_end|>]\n")
+    said = refusal(R1, talk("ab", "<think>\nz</think>c"))
+    assert "Begin its content" not in said
+    assert "train_on" not in said
+    assert said.endswith(
+        "Use a chat template without this (chat_template.jinja in the model's folder), or write prompt and response out as "
+        'text, with data.chat = "never".'
+    )
+
+
+@pytest.mark.parametrize(
+    "messages, train_on, advice",
+    [
+        (talk("a", "b", "c", "d", "e", "f"), "assistant", 'Set validation.data.train_on = "last", or give every turn'),
+        (
+            talk("a", "b", "c", "d", m1={"train": True}),
+            "last",
+            'Set the "train" or "step_loss_mask" of message 1 to false, or give every turn',
+        ),
+        ([*talk("a", "b"), {"role": "user", "content": "c"}], "last", "Give every turn that is to be learned a row"),
+        (
+            talk("a", "b", "c", "d", m1={"train": False}),
+            "all",
+            'Take the "train" or "step_loss_mask" of message 1 away, or set validation.data.train_on = "last".',
+        ),
+    ],
+)
+def test_what_a_refusal_tells_to_do_helps_and_names_the_table(messages, train_on, advice):
+    said = refusal(QWEN3, messages, train_on, table="validation.data")
+    assert f". {advice}" in said
+    assert " data." not in said
+
+
+def test_a_conversation_of_which_nothing_is_learned_says_why():
+    said = refusal(CHATML, talk("a", "b", m1={"train": False}))
+    assert 'data.train_on = \'assistant\' names message 1, and "train" or "step_loss_mask" there says false' in said
+    assert "no turn of the assistant" not in said
+    said = refusal(CHATML, talk("a"), table="validation.data")
+    assert said.endswith(
+        "validation.data.train_on = 'assistant', and the conversation has no turn of the assistant. Leave the row out."
+    )
+
+
 def test_a_turn_that_nothing_ends_is_refused_where_others_follow():
     assert "message 1 has no end token" in refusal(PLAIN, TWO)
 
@@ -260,8 +356,11 @@ def test_messages_of_the_wrong_kind_are_errors_with_their_place(messages, reason
 
 
 def test_chat_never_is_refused_for_conversations():
-    with pytest.raises(ConfigError, match=r'^data\.chat must be "auto" or "always" for prompts that are messages'):
-        columns(CHATML, TWO, chat="never")
+    for table in ("data", "validation.data"):
+        with pytest.raises(
+            ConfigError, match=rf'^{table}\.chat must be "auto" or "always" for prompts that are messages'
+        ):
+            columns(CHATML, TWO, chat="never", table=table)
 
 
 def test_a_conversation_needs_a_template():

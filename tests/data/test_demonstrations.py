@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from chat_templates import CHATML
+from chat_templates import CHATML, LLAMA3, MARKED, MISTRAL, PLAIN, QWEN3, R1
 from chat_templates import chat_tokenizer as tokenizer_with
 from letter_tokenizers import make_chat_tokenizer, make_tokenizer
 
@@ -47,12 +47,9 @@ def test_an_end_token_that_the_response_brings_is_not_doubled(load, tokenizer):
     assert table(loaded.demonstrations[0]) == [(3, False), (5, True), (2, True)]
 
 
-def test_a_chat_prompt_goes_through_the_template(load, chat_tokenizer):
-    loaded = load(chat_tokenizer, {"q": "ab", "r": "c"}, prompt_key="q", response_key="r", system_prompt="b")
-    tokens, mask = loaded.demonstrations[0].tokens, loaded.demonstrations[0].response_mask
-    assert tokens[-2:] == (5, 2)
-    assert tokens.count(1) == 2  # <s> of the system's and of the user's turn
-    assert mask == (False,) * (len(tokens) - 2) + (True, True)
+def test_a_prompt_without_the_template_of_the_tokenizer_ends_with_the_tokenizer_s_end(load, chat_tokenizer):
+    loaded = load(chat_tokenizer, {"q": "ab", "r": "c"}, prompt_key="q", response_key="r", chat="never")
+    assert table(loaded.demonstrations[0]) == [(1, False), (3, False), (4, False), (5, True), (2, True)]
 
 
 @pytest.mark.parametrize(
@@ -94,11 +91,43 @@ def chatml():
 
 
 def test_a_row_with_messages_is_a_conversation_and_one_without_a_prompt_and_a_response(load, chatml):
-    conversation, pair, other = load(chatml, {"messages": TALK}, PAIR, {"messages": None, **PAIR}).demonstrations
-    turn_end, line_feed = chatml.convert_tokens_to_ids(["<|im_end|>", "\n"])
-    assert conversation.tokens == (*pair.tokens[:-1], turn_end, line_feed)
-    assert conversation.response_mask == (*pair.response_mask, False)
-    assert other.tokens == pair.tokens
+    conversation, pair = load(chatml, {"messages": TALK}, {"messages": None, **PAIR}).demonstrations
+    names = chatml.convert_ids_to_tokens(list(conversation.tokens))
+    assert "".join(names) == "<|im_start|>user\nab<|im_end|>\n<|im_start|>assistant\nc<|im_end|>\n"
+    assert [name for name, learned in zip(names, conversation.response_mask, strict=True) if learned] == [
+        "c",
+        "<|im_end|>",
+    ]
+    assert table(pair) == table(conversation)
+
+
+@pytest.mark.parametrize("template", [CHATML, LLAMA3, MARKED, MISTRAL, PLAIN, QWEN3])
+@pytest.mark.parametrize("options", [{}, {"system_prompt": "s"}, {"train_on": "last"}, {"train_on": "all"}])
+def test_a_prompt_and_a_response_are_what_the_conversation_of_the_two_is(load, template, options):
+    prompt = [{"role": "user", "content": "ab"}]
+    rows = ({"messages": TALK}, PAIR, {"prompt": prompt, "response": "c"}, {"prompt": "ab", "response": "c</s>"})
+    conversation, *pairs = load(tokenizer_with(template), *rows, **options).demonstrations
+    assert [table(pair) for pair in pairs] == [table(conversation)] * 3
+
+
+def test_of_a_prompt_of_several_turns_none_is_learned_unless_it_says_so(load, chatml):
+    said = [{"role": "user", "content": "d"}, {"role": "assistant", "content": "e"}, TALK[0]]
+    marked = [said[0], said[1] | {"train": True}, said[2]]
+    alone, both, every = load(
+        chatml,
+        {"prompt": said, "response": "c"},
+        {"prompt": marked, "response": "c"},
+        {"messages": [*said, TALK[1]]},
+    ).demonstrations
+    assert sum(alone.response_mask) == 2  # c and its end
+    assert both.response_mask == every.response_mask
+    (as_last,) = load(chatml, {"messages": [*said, TALK[1]]}, train_on="last").demonstrations
+    assert table(alone) == table(as_last)
+
+
+def test_a_response_that_the_template_does_not_write_behind_the_head_of_an_answer_is_refused(load):
+    with pytest.raises(DataError, match=r'line 1: message 1 cannot be found.*with data\.chat = "never"\.$'):
+        load(tokenizer_with(R1), PAIR)
 
 
 def test_the_column_of_conversations_and_what_is_learned_of_them_follow_the_options(load, chatml):
@@ -158,6 +187,69 @@ def test_what_has_nothing_left_to_learn_once_it_is_cut_is_left_out(load, tokeniz
     assert (cut.num_dropped, cut.num_truncated) == (1, 0)
     with pytest.raises(DataError, match="none of the 1 rows is left"):
         load(tokenizer, LONG, max_length_tokens=2, too_long="drop")
+
+
+def nothing_left(tokenizer, tmp_path, *rows, max_positions=None, **options):
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    options = DemonstrationOptions(path=str(tmp_path / "rows.jsonl"), **options)
+    with pytest.raises(DataError) as caught:
+        load_demonstrations(options, tokenizer, table="validation.data", max_positions=max_positions)
+    return str(caught.value).partition("rows.jsonl: none of the ")[2]
+
+
+LATE = {"prompt": "abcd", "response": "e"}  # a b c d e </s>: learned from its fifth token on
+
+
+@pytest.mark.parametrize(
+    "rows, limit, positions, too_long, said",
+    [
+        (  # PAIR has 4 tokens, c is its third
+            (LONG, PAIR),
+            3,
+            None,
+            "drop",
+            "2 rows is left: all are longer than 3 tokens, the shortest has 4, and validation.data.too_long is drop. "
+            'Raise validation.data.max_length_tokens to 4 or more, or set validation.data.too_long = "truncate".',
+        ),
+        (
+            (LONG, LATE),
+            2,
+            5,
+            "drop",
+            "2 rows is left: all are longer than 2 tokens, the shortest has 6, and validation.data.too_long is drop. "
+            "Shorten them, or take a model with more than 5 positions.",
+        ),
+        (
+            (LONG,),
+            None,
+            4,
+            "drop",
+            "1 rows is left: all are longer than 4 tokens, the shortest has 6, and validation.data.too_long is drop. "
+            'Set validation.data.too_long = "truncate".',
+        ),
+        (
+            (LATE, LATE),
+            3,
+            6,
+            "truncate",
+            "2 rows is left: what is learned of each begins after 3 tokens, the first at token 5. "
+            "Raise validation.data.max_length_tokens to 5 or more.",
+        ),
+        (
+            (LATE,),
+            None,
+            4,
+            "truncate",
+            "1 rows is left: what is learned of each begins after 4 tokens, the first at token 5. "
+            "Shorten them, or take a model with more than 4 positions.",
+        ),
+    ],
+)
+def test_where_nothing_is_left_what_is_true_and_possible_is_said(
+    tokenizer, tmp_path, rows, limit, positions, too_long, said
+):
+    options = {"max_length_tokens": limit, "too_long": too_long}
+    assert nothing_left(tokenizer, tmp_path, *rows, max_positions=positions, **options) == said
 
 
 def test_without_a_limit_of_its_own_the_model_s_positions_are_the_limit(tokenizer, tmp_path):

@@ -94,7 +94,7 @@ def test_a_file_that_is_not_there_and_a_folder_are_said_to_be_that(read, tmp_pat
 @pytest.mark.parametrize(
     "content, sentence",
     [
-        (gzip.compress(VALID), "is compressed with gzip. Unpack it first."),
+        (gzip.compress(VALID, mtime=0), "is compressed with gzip. Unpack it first."),
         (b"\x28\xb5\x2f\xfd" + VALID, "is compressed with zstd. Unpack it first."),
         (b"PK\x03\x04" + VALID, "is a zip archive. Unpack it first."),
         (b"PAR1" + VALID, 'is a Parquet file. Set kind = "parquet".'),

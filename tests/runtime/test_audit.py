@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from commands.small_runs import small_once, strop
 
-from strop.config import PRESETS, CriticOptions, SFTConfig, TrainConfig, load_config, make_config, tree
+from strop.config import PRESETS, CriticOptions, GuardOptions, SFTConfig, TrainConfig, load_config, make_config, tree
 from strop.runtime.audit import FAILURES, audit
 
 ROOT = Path(__file__).parents[2]
@@ -31,6 +31,20 @@ EVERYTHING = {
         "entropy_target": 1.0,
     },
     "eval": {"data": {"kind": "reasoning_gym", "name": "chain_sum"}},
+    "run": {"checkpoint_every_steps": 50},
+}
+
+# Every guard may act, and none has the default action.
+GUARDED = BASE | {
+    "algorithm": {"updates_per_batch": 2},
+    "guards": {
+        "max_loss_jump": 9.0,
+        "max_kl_jump": 9.0,
+        "on_non_finite": "rollback",
+        "on_logprob_gap": "skip",
+        "on_loss_jump": "skip",
+        "on_kl_jump": "rollback",
+    },
     "run": {"checkpoint_every_steps": 50},
 }
 
@@ -68,6 +82,13 @@ def test_no_option_of_a_critic_is_dead():
     findings = list(audit(config, only="critic"))
     assert failures(findings) == []
     assert {f.path.removeprefix("critic.") for f in findings if f.verdict == "acts"} == set(CriticOptions.model_fields)
+
+
+def test_no_option_of_guards_is_dead():
+    config = make_config(TrainConfig, GUARDED, {}, file="x.toml")
+    findings = list(audit(config, only="guards"))
+    assert failures(findings) == []
+    assert {f.path.removeprefix("guards.") for f in findings if f.verdict == "acts"} == set(GuardOptions.model_fields)
 
 
 @pytest.mark.parametrize("example", ["quickstart/cispo.toml", "quickstart/distill.toml", "smollm2-sums/config.toml"])

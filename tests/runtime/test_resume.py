@@ -9,7 +9,7 @@ import subprocess
 import pytest
 from commands.small_runs import ENVIRONMENT, command_line, metrics, read_lines, same_weights, small_once, strop
 
-from strop.runtime.checkpoints import newest_checkpoint, write_checkpoint
+from strop.runtime.checkpoints import Keep, newest_checkpoint, write_checkpoint
 from strop.types import UserError
 
 
@@ -19,7 +19,7 @@ def small(tmp_path_factory):
 
 
 # Everything that a checkpoint could forget: moments, the schedule, the reference, the place in shuffled data.
-FLAGS = ("--num-steps", "4", "--checkpoint-every-steps", "1", "--keep-checkpoints", "9", "--coef", "0.1")
+FLAGS = ("--num-steps", "4", "--checkpoint-every-steps", "1", "--keep-checkpoints", "4", "--coef", "0.1")
 FLAGS = (*FLAGS, "--lr-schedule", "cosine", "--warmup-steps", "2", "--weight-decay", "0.1")
 
 
@@ -212,14 +212,14 @@ def test_a_write_stopped_between_its_two_renames_leaves_the_earlier_checkpoint(s
 
 def test_a_checkpoint_that_cannot_be_written_stops_the_run_and_leaves_the_ones_before_it(tmp_path):
     state = {"cursor": {}, "objective": {}, "prompts": "", "config": {}, "num_steps": 9}
-    write_checkpoint(tmp_path, 1, save=lambda f: (f / "a").write_text("one"), state=state, keep=1)
+    write_checkpoint(tmp_path, 1, save=lambda f: (f / "a").write_text("one"), state=state, keep=Keep(1))
 
     def full(folder):
         (folder / "a").write_text("tw")
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with pytest.raises(UserError, match=r"step_000002: the checkpoint cannot be written: .*No space left"):
-        write_checkpoint(tmp_path, 2, save=full, state=state, keep=1)
+        write_checkpoint(tmp_path, 2, save=full, state=state, keep=Keep(1))
     assert [p.name for p in tmp_path.iterdir()] == ["step_000001"]
     assert newest_checkpoint(tmp_path, warn=pytest.fail)[0].name == "step_000001"
 

@@ -107,11 +107,17 @@ def test_the_interval_of_shares_is_wilson_s():
 
 
 def test_the_interval_of_other_means_is_1_96_standard_errors_over_prompts():
-    """0, 1/2, 1: mean 1/2, variance (1/4 + 0 + 1/4) / 2 = 1/4, standard error sqrt(1/12)."""
+    """0, 1, 2: mean 1, variance (1 + 0 + 1) / 2 = 1, standard error sqrt(1/3)."""
+    found = estimate([0.0, 1.0, 2.0])
+    assert (found.value, found.num_prompts) == (1.0, 3)
+    assert found.high - 1 == pytest.approx(1.96 * math.sqrt(1 / 3), rel=1e-4)
+    assert 1 - found.low == pytest.approx(found.high - 1, rel=1e-12)
+
+
+def test_the_interval_of_values_within_0_and_1_stays_there():
+    """0, 1/2, 1: 1/2 -+ 1.96 sqrt(1/12) = 1/2 -+ .566."""
     found = estimate([0.0, 0.5, 1.0])
-    assert (found.value, found.num_prompts) == (0.5, 3)
-    assert found.high - 0.5 == pytest.approx(1.96 * math.sqrt(1 / 12), rel=1e-4)
-    assert 0.5 - found.low == pytest.approx(found.high - 0.5, rel=1e-12)
+    assert (found.low, found.value, found.high) == (0.0, 0.5, 1.0)
 
 
 def test_samples_of_one_prompt_are_no_independent_evidence():

@@ -58,6 +58,12 @@ def resume(small, flags, run, *more):
     return strop("sft", small / "sft.toml", *flags, *more, "--run.folder", run, "--resume")
 
 
+def changed(flags, values):
+    """The flags with other values for some of them."""
+    names = ("", *flags)
+    return tuple(values.get(str(name), value) for name, value in zip(names, flags, strict=False))
+
+
 @pytest.mark.parametrize("step", [1, 4, 7])
 def test_some_steps_then_resuming_equals_all_steps_at_once(small, flags, whole, stopped, step):
     run = stopped(step)
@@ -98,11 +104,61 @@ def test_patience_counts_on_over_a_resume_and_a_run_that_has_lost_it_has_nothing
 def test_more_epochs_go_on_after_a_last_batch_that_was_small(small, flags, whole, tmp_path):
     run = tmp_path / "run"
     shutil.copytree(whole, run)
-    more = tuple("3" if before == "--num-epochs" else flag for before, flag in zip(("", *flags), flags, strict=False))
-    done = resume(small, more, run)
+    done = resume(small, changed(flags, {"--num-epochs": "3"}), run)
     assert done.code == 0, done.err
     assert "warning: the run has 12 steps and had 8: the linear schedule ends later or earlier" in done.out
     assert [row["epoch"] for row in metrics(run)[-4:]] == pytest.approx([2 + n / 18 for n in (5, 10, 15, 18)])
+
+
+@pytest.mark.parametrize(
+    "length, asked",
+    [
+        ({"--num-epochs": "1"}, "run.num_epochs = 1"),
+        ({"--num-epochs": "1", "--num-steps": "3"}, "run.num_steps = 3"),
+    ],
+)
+def test_a_run_that_is_resumed_with_fewer_steps_than_it_has_made_says_so_and_changes_nothing(
+    small, flags, whole, tmp_path, length, asked
+):
+    run = tmp_path / "run"
+    shutil.copytree(whole, run)
+    done = resume(small, changed(flags, length), run)
+    assert done.code == 0, done.err
+    said = f"nothing is left to do: 8 steps are made, and {asked} asks for fewer. The model stays that of step 8."
+    assert said in done.out
+    assert same_weights(run / "model", whole / "model")
+    assert metrics(run) == metrics(whole)
+
+
+def test_a_run_that_goes_on_without_validation_keeps_the_best_model_and_what_is_known_of_it(
+    small, flags, whole, stopped
+):
+    """And goes on with the validation again as if it had always had one."""
+    run = stopped(4)
+    best = json.loads((run / "best/best.json").read_text())
+    bare = flags[len(validating(small)) : -2]
+    done = resume(small, changed(bare, {"--num-epochs": "1"}), run)  # nothing is left to do
+    assert done.code == 0, done.err
+    named = f"best (after step {best['step']}, validation loss {best['validation_loss']:.4f}): {run}/best"
+    assert named in done.out
+    done = resume(small, bare, run)
+    assert done.code == 0, done.err
+    assert named in done.out
+    state = json.loads((run / "checkpoints/step_000008/run.json").read_text())
+    then = json.loads((whole / "checkpoints/step_000004/run.json").read_text())
+    assert state["validation"] == then["validation"]
+    done = resume(small, flags, run)
+    assert "is forgotten" not in done.out
+    assert named in done.out
+
+
+def test_a_run_without_validation_that_gets_one_has_nothing_to_forget(small, tmp_path):
+    flags = ("--checkpoint-every-steps", "1", "--run.folder", tmp_path / "run", "--num-steps")
+    assert strop("sft", small / "sft.toml", *flags, "1").code == 0
+    done = strop("sft", small / "sft.toml", *flags, "2", *validating(small), "--resume")
+    assert done.code == 0, done.err
+    assert "forgotten" not in done.out
+    assert "best (after step 2, " in done.out
 
 
 def test_an_interrupted_run_writes_a_checkpoint_and_its_rest_gives_what_the_whole_run_gives(small, tmp_path):

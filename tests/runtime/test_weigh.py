@@ -12,7 +12,7 @@ from trainers.made_batches import make_rollout, make_trainer, random_rows
 
 from strop.algorithms import PolicyObjective
 from strop.config import TrainConfig, make_config
-from strop.runtime.collect import _rollout_metrics
+from strop.runtime.collect import rollout_metrics
 from strop.runtime.learning import learn, weigh
 
 
@@ -62,10 +62,10 @@ def test_a_truncated_rollout_counts_in_its_group_and_not_in_the_loss():
 def test_shares_are_of_prompts_and_lengths_of_all_rollouts():
     """Three of four rollouts have a score; one of two prompts has equal ones; the truncated one has none."""
     rollouts = rollouts_of([1.0, 1.0, 3.0, None], truncated=[3])
-    found = _rollout_metrics(rollouts)
+    found = rollout_metrics(rollouts)
     assert found["equal_reward_groups"].value == 1.0  # [1, 1] and [3]: a group of one is equal too
     assert found["truncated"].value == 0.25
-    found = _rollout_metrics(rollouts_of([1.0, 1.0, 3.0, 2.0]))
+    found = rollout_metrics(rollouts_of([1.0, 1.0, 3.0, 2.0]))
     assert found["equal_reward_groups"].value == 0.5
     assert found["reward"].value == 1.75
 

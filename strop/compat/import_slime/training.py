@@ -74,6 +74,11 @@ def checkpoints(given: Given, draft: Draft) -> None:
         draft.set("run.folder", given.text("--save"), "--save", words="checkpoints, metrics and the model lie there")
     if given.has("--save-interval"):
         draft.set("run.checkpoint_every_steps", given.text("--save-interval"), "--save-interval")
+    retain = "--save-retain-interval"
+    if given.has(retain) and given.has("--save-interval"):
+        draft.set("run.keep_every_steps", given.text(retain), retain)
+    elif given.has(retain):
+        draft.without(retain, "acts with --save-interval alone, in slime too.")
 
 
 def micro_batches(given: Given, draft: Draft) -> None:
@@ -91,6 +96,6 @@ def micro_batches(given: Given, draft: Draft) -> None:
 RULES = {
     model: "--hf-checkpoint --bf16 --fp16",
     optimizer: " ".join(_OPTIMIZER) + " --optimizer --min-lr --clip-grad --lr-warmup-iters --lr-warmup-fraction",
-    checkpoints: "--save --save-interval",
+    checkpoints: "--save --save-interval --save-retain-interval",
     micro_batches: "--use-dynamic-batch-size --max-tokens-per-gpu",
 }

@@ -123,7 +123,6 @@ _REASONS: dict[str, str] = {
     "strop has no recorder of memory or time.": """
         --memory-snapshot-dir --memory-snapshot-num-steps --memory-recorder --record-memory-history --profile-target
         --use-pytorch-profiler --profile-step-start --profile-step-end --profile""",
-    "strop keeps the newest checkpoints, as many as run.keep_checkpoints says.": "--save-retain-interval",
     "strop keeps rollouts in memory, and needs no threads for files of them.": "--rollout-io-concurrency",
     "strop's adapters (LoRA) are the table [lora], which this command does not fill in: set lora.rank.": """
         --use-lora --lora-rank --lora-alpha --lora-target-preset --lora-weight-decay --lora-learning-rate --lora-load

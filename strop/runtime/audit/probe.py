@@ -16,36 +16,39 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from strop.algorithms import TrainableTokens
 from strop.config import RewardOptions, SFTConfig, TrainConfig
 from strop.observe.console import QuietConsole
 from strop.observe.metrics_file import read_metrics
 from strop.rewards import Scorer, make_scorer
 from strop.rollout.seeds import mix_seed
 from strop.runtime.audit.outcome import Outcome
+from strop.runtime.session import Session
 from strop.runtime.sft import sft
 from strop.runtime.train import opened, run
 from strop.trainers import merged
-from strop.types import Completion, Engine, GenerateRequest, GuardError, Prompt, Rollout, StropError
+from strop.types import Completion, Engine, GenerateRequest, GuardError, Prompt, Rollout, StepMetrics, StropError
 
 _ANSWERS = (("7", "7"), (" 7\n", "7"), ("7.4", "7"), ("x = 7", "7"), ("3", "7"), ("", "7"), (r"\boxed{7}", "7"))
 
 _BROKEN_ENTRY = {"dataset": "chain_sum", "options": {}, "entry": {}}  # a dataset's own scorer fails on it
 
 
-def probe(config: TrainConfig) -> Outcome:
+def probe(config: TrainConfig, *, spoil: Callable[[Session], None] = lambda session: None) -> Outcome:
     """Run a config, whose folder is thrown away afterwards, with a sampler whose log-probabilities are a little off, as another
-    engine's would be. An error that the run ends with is part of the outcome."""
+    engine's would be. An error that the run ends with is part of the outcome. `spoil` may break something of the session
+    before it begins."""
     before, kind = torch.zeros(0), ""
 
     def work() -> None:
         nonlocal before, kind
         with opened(config, QuietConsole()) as session:
             model = session.loaded.model
-            before, kind = (
-                _flat(dict(merged(model).named_parameters())),
-                f"{type(model).__name__} {model.dtype} {model.device}",
-            )
-            session.engine = _OtherEngine(session.engine)
+            before = _flat(dict(merged(model).named_parameters()))
+            kind = f"{type(model).__name__} {model.dtype} {model.device}"
+            if session.engine is not None:
+                session.engine = _OtherEngine(session.engine)
+            spoil(session)
             run(session)
 
     found = _watched(work)
@@ -75,6 +78,40 @@ def _watched(work: Callable[[], object]) -> Outcome:
     used = torch.get_num_threads()
     torch.set_num_threads(threads)
     return Outcome(others={"threads": used, "forward passes": shapes}, error=error, is_guard=is_guard)
+
+
+def probe_broken_losses(config: TrainConfig) -> Outcome:
+    """The same, with losses that are not finite from the second step on."""
+    return probe(config, spoil=lambda session: _spoil(session, since=1, losses=float("nan")))
+
+
+def probe_loss_jumps(config: TrainConfig) -> Outcome:
+    """The same, with losses from the third step on that are a million times what they are."""
+    return probe(config, spoil=lambda session: _spoil(session, since=2, losses=1e6))
+
+
+def probe_kl_jumps(config: TrainConfig) -> Outcome:
+    """The same, with KLs from the third step on that are a million times what they are."""
+    return probe(config, spoil=lambda session: _spoil(session, since=2, kls=1e6))
+
+
+def probe_early_jumps(config: TrainConfig) -> Outcome:
+    """The same, with both from the second step on."""
+    return probe(config, spoil=lambda session: _spoil(session, since=1, losses=1e6, kls=1e6))
+
+
+def _spoil(session: Session, *, since: int, losses: float = 1.0, kls: float = 1.0) -> None:
+    """Multiply losses, and KLs as the guards see them, once so many steps are made."""
+    whole, objective = session.objective.loss, session.objective
+
+    def loss(tokens: TrainableTokens) -> tuple[Tensor, StepMetrics]:
+        found, metrics = whole(tokens)
+        if session.step < since:
+            return found, metrics
+        spoilt = {name: replace(m, total=m.total * kls) for name, m in metrics.items() if name.startswith("kl_")}
+        return found * losses, metrics | spoilt
+
+    objective.loss = loss  # type: ignore[method-assign]
 
 
 def probe_scorer(config: TrainConfig) -> Outcome:
@@ -127,8 +164,10 @@ def _read(folder: Path, before: Tensor, seen: Outcome) -> Outcome:
     rollouts = {path.name: _lines(path) for path in sorted((folder / "rollouts").glob("*.jsonl"))}
     others = {
         **seen.others,
+        "guards": [{k: v for k, v in row.items() if k.startswith("guard/")} for row in rows],
+        "refused": {path.name: _lines(path) for path in sorted((folder / "guards").glob("*.jsonl"))},
         "samples": {name: rows for name, rows in rollouts.items() if name.startswith("step")},
-        "evaluation": {name: rows for name, rows in rollouts.items() if not name.startswith("step")},
+        "evaluation": {name: rows for name, rows in rollouts.items() if name.startswith("eval")},
         "schedule": [(row.get("lr"), row.get("skipped_steps")) for row in steps],
         "best step": best.read_text() if (best := folder / "best/best.json").exists() else "",
         "validation": [{k: v for k, v in row.items() if k.startswith("validation/")} for row in rows],

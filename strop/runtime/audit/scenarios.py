@@ -9,7 +9,15 @@ from typing import Any
 
 from strop.config import is_address
 from strop.runtime.audit.outcome import Outcome
-from strop.runtime.audit.probe import probe, probe_scorer, probe_sft
+from strop.runtime.audit.probe import (
+    probe,
+    probe_broken_losses,
+    probe_early_jumps,
+    probe_kl_jumps,
+    probe_loss_jumps,
+    probe_scorer,
+    probe_sft,
+)
 from strop.runtime.audit.small import ENOUGH, NUM_STEPS, Values, data_tables, write_data
 
 
@@ -122,6 +130,15 @@ def _larger(now: Values, folder: Path) -> Values:
     return changed
 
 
+def _best_between_checkpoints(now: Values, folder: Path) -> Values:
+    """The first evaluation, which is the best so far, is of a step without a checkpoint of its own."""
+    if not now["run.checkpoint_every_steps"] or not any(
+        path.startswith("eval.") and path.endswith("data.kind") for path in now
+    ):
+        return {}
+    return {"run.checkpoint_every_steps": NUM_STEPS, "eval.every_steps": 1, "eval.at_start": False}
+
+
 def _out_of_reach(now: Values, folder: Path) -> Values:
     return {path: 1e9 for path, value in now.items() if path.endswith("target") and value is not None}
 
@@ -130,6 +147,11 @@ def _silent_teacher(now: Values, folder: Path) -> Values:
     """The address of a teacher becomes a port that nobody listens at."""
     is_remote = is_address(now["distillation.teacher"] or "")
     return {"distillation.teacher": "http://127.0.0.1:1"} if is_remote else {}
+
+
+def _bounded_gap(now: Values, folder: Path) -> Values:
+    """A bound that the engine of an audit does not keep."""
+    return {"guards.max_logprob_gap": 1e-3}
 
 
 SCENARIOS = (
@@ -144,8 +166,14 @@ SCENARIOS = (
     Scenario("a broken line in eval.sets", _broken_line_of_sets),
     Scenario("a run in the folder already", _used_folder),
     Scenario("a filter that keeps nothing", _nothing_kept),
+    Scenario("evaluations between two checkpoints", _best_between_checkpoints),
     Scenario("a few prompts, seen again and again", _few_prompts),
     Scenario("a tokenizer without a chat template", _no_template),
+    Scenario("losses that are not finite", _as_it_is, probe_broken_losses),
+    Scenario("losses that jump", _as_it_is, probe_loss_jumps),
+    Scenario("KLs that jump", _as_it_is, probe_kl_jumps),
+    Scenario("early jumps", _as_it_is, probe_early_jumps),
+    Scenario("an engine whose log-probabilities are off", _bounded_gap),
     Scenario("a larger run", _larger, is_larger=True),
 )
 SFT_SCENARIOS = (

@@ -62,6 +62,7 @@ def _fixed(config: TrainConfig | SFTConfig, folder: Path) -> Values:
         prompts = 4 if now["rollout.group_size"] > 1 else 4 * updates
         changed["rollout.prompts_per_step"] = updates * -(-prompts // updates)
         changed["guards.max_logprob_gap"] = float("inf")
+        changed["rollout.from_folder"] = None
     if isinstance(config, TrainConfig) and config.has_critic:
         changed["critic.lr"] = LEARNING_RATES[0]
     changed |= {"model.path": str(folder / "model"), "run.folder": str(folder / "run")}

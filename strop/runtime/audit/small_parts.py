@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from strop.config import is_address
-from strop.runtime.audit.workshop import SOURCES, TEACHERS
+from strop.runtime.audit.workshop import TEACHERS, sources_of
 
 Values = dict[str, Any]  # path of an option to its value
 
@@ -40,5 +40,5 @@ def teachers(now: Values, folder: Path, server: str) -> Values:
         found["distillation.teacher"] = server if is_address(now["distillation.teacher"]) else one
     places = [server if is_address(place) else other for place in now["distillation.teachers"].values()]
     if places:
-        found["distillation.teachers"] = dict(zip(SOURCES, [*places, one], strict=False))
+        found["distillation.teachers"] = dict(zip(sources_of(now), [*places, one], strict=False))
     return found

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import random
 import shutil
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,9 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.utils import logging
+
+from strop.observe.rollout_file import write_rollouts
+from strop.types import Prompt, Rollout
 
 COLUMNS = ("prompt_key", "label_key", "metadata_key", "source_key")
 DEMONSTRATION_COLUMNS = ("prompt_key", "response_key", "messages_key")
@@ -140,6 +144,11 @@ def write_workshop(folder: Path) -> None:
         write_prompts(folder / f"{table}{other}.{kind}", columns, num_rows=6)
 
 
+def sources_of(now: dict[str, Any]) -> tuple[str, ...]:
+    """Where the prompts of the audit's runs come from: generated tasks have the dataset's name."""
+    return ("chain_sum",) if now.get("data.kind") == "reasoning_gym" else SOURCES
+
+
 def supplied(path: str, now: dict[str, Any], folder: Path) -> tuple[Any, ...]:
     """Two values of an option that the workshop has, the first being what the audit's runs begin with; none where the
     option's type tells all."""
@@ -155,9 +164,12 @@ def supplied(path: str, now: dict[str, Any], folder: Path) -> tuple[Any, ...]:
         return function_of(now, table, folder, is_named=False)
     if name in ("teacher", "teachers"):
         one, other = (str(folder / place) for place in TEACHERS)
-        return (one, other) if name == "teacher" else ({}, {SOURCES[0]: other}, dict.fromkeys(SOURCES, other))
+        sources = sources_of(now)
+        return (one, other) if name == "teacher" else ({}, {sources[0]: other}, dict.fromkeys(sources, other))
     if path in ("filter.group", "filter.rollout"):
         return (f"{folder}/scorer.py:keeps_{name}",)
+    if path == "rollout.from_folder":
+        return (_write_recorded(now, folder / "recorded"),)
     of_name = {
         "path": (str(folder / "model"), str(folder / "other")),
         "folder": (str(folder / "run"), str(folder / "run-other")),
@@ -171,6 +183,32 @@ def supplied(path: str, now: dict[str, Any], folder: Path) -> tuple[Any, ...]:
         "stop_token_ids": ((), (3,), tuple(range(2, 2 + len(CHARACTERS)))),
     }
     return of_name.get(name, ())
+
+
+def _write_recorded(now: dict[str, Any], folder: Path) -> str:
+    """Rollouts that nobody sampled, as a run of these values would have recorded them."""
+    names = ("temperature", "prompts_per_step", "group_size")
+    about = {name: now[f"rollout.{name}"] for name in names} | {"model": now["model.path"]}
+    folder.mkdir(exist_ok=True)
+    (folder / "about.json").write_text(json.dumps(about))
+    for step in range(1, now["run.num_steps"] + 1):
+        rows = [
+            _recorded(step, group, sample)
+            for group in range(now["rollout.prompts_per_step"])
+            for sample in range(now["rollout.group_size"])
+        ]
+        write_rollouts(folder / f"step_{step:06d}.jsonl", rows)
+    return str(folder)
+
+
+def _recorded(step: int, group: int, sample: int) -> Rollout:
+    draw = random.Random(f"{step} {group} {sample}")
+    tokens = (2, *(draw.randrange(2, 2 + len(CHARACTERS)) for _ in range(3)))
+    logprobs = (0.0, *(-draw.random() - 1.0 for _ in range(3)))
+    prompt = Prompt(row=group, tokens=tokens[:1], text="0", label="7", source=SOURCES[group % 2])
+    whole = Rollout(prompt, group, sample, tokens, (False, True, True, True), logprobs, (-1, 0, 0, 0), "stop", text="1")
+    number = draw.random()
+    return replace(whole, reward=number, reward_parts={"one": number / 2, "two": number / 2})
 
 
 def function_of(now: dict[str, Any], table: str, folder: Path, *, is_named: bool) -> tuple[str, str]:

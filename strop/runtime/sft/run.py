@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,10 +11,13 @@ from pathlib import Path
 from strop import interrupts
 from strop.algorithms import likelihood_formula
 from strop.config import SFTConfig, to_toml
+from strop.config.resuming import allowed_changes, resume_word
 from strop.config.tree import walk
 from strop.observe.console import Console, QuietConsole
 from strop.observe.report import write_report
 from strop.runtime.models import has_finite_weights
+from strop.runtime.random_states import seeded
+from strop.runtime.resume import checkpoint_to_resume
 from strop.runtime.run_folder import RunFolder
 from strop.runtime.sft.resume import restore_sft, save_sft_checkpoint
 from strop.runtime.sft.session import SFTSession, open_sft_session
@@ -31,37 +36,58 @@ class SFTResult:
     interrupted: bool  # stopped by Ctrl-C or SIGTERM, between two steps
     validations: list[Validation]
     best: Best | None  # where something was validated; its model is in best/ of the folder
+    left_out: dict[str, int]  # "data/num_dropped", "validation.data/num_skipped_lines", ...: as in metrics.jsonl
 
 
-def sft(config: SFTConfig, *, resume: bool = False, console: Console | None = None) -> SFTResult:
+def sft(
+    config: SFTConfig,
+    *,
+    resume: bool | str = False,
+    allow_change: Sequence[str] = (),
+    console: Console | None = None,
+) -> SFTResult:
     """Fine-tune a model on demonstrations: each optimizer step on `data.batch_size` of them.
 
     Args:
         config: from `strop.load_config(..., command="sft")`.
-        resume: go on from the newest complete checkpoint in the run folder.
+        resume: go on from the newest complete checkpoint in the run folder (True), from the "best", or from one by its name;
+            "auto" goes on from the newest if there is one, and begins the run if the folder holds none.
+        allow_change: options and tables that may differ from the run that is resumed; `data` begins the data anew.
         console: where progress goes; None means nowhere.
 
     Raises:
         UserError: something a user can mend; nothing was trained.
         GuardError: a loss or gradient was not finite; the model from before it is in the run folder.
     """
-    console = console or QuietConsole()
+    console, word = console or QuietConsole(), resume_word(resume)
+    allowed = allowed_changes(SFTConfig, allow_change, resumes=word is not None)
     for _, table in walk(config):
         for warning in table.warnings():
             console.warn(warning)
-    folder = RunFolder(config.folder)
-    with folder.held(overwrite=config.run.overwrite, resume=resume):
+    folder, overwrite = RunFolder(config.folder), config.run.overwrite
+    with folder.held(overwrite=overwrite, resume=word is not None), seeded(config.seed):
+        which = checkpoint_to_resume(folder, word, overwrite=overwrite)
         session = open_sft_session(config, console, folder)
-        if resume:
-            restore_sft(session)
+        if which is not None:
+            restore_sft(session, which, allowed)
         interrupts.check()
         if session.step >= session.num_steps or session.has_lost_patience:
-            console.warn(f"nothing is left to do: step {session.step} of {session.num_steps} is made.")
-        if config.run.overwrite and not resume:
+            console.warn(f"nothing is left to do: {_what_is_made(session)}.")
+        if overwrite and which is None:
             folder.clear()
         interrupted = _run(session)
     best = session.best if session.best.step >= 0 else None
-    return SFTResult(folder.path, folder.model, session.history, interrupted, session.validations, best)
+    return SFTResult(
+        folder.path, folder.model, session.history, interrupted, session.validations, best, session.left_out
+    )
+
+
+def _what_is_made(session: SFTSession) -> str:
+    run = session.config.run
+    if session.step <= session.num_steps:
+        return f"step {session.step} of {session.num_steps} is made"
+    asked = f"run.num_epochs = {run.num_epochs}" if run.num_steps is None else f"run.num_steps = {run.num_steps}"
+    return f"{session.step} steps are made, and {asked} asks for fewer. The model stays that of step {session.step}"
 
 
 def _run(session: SFTSession) -> bool:
@@ -86,19 +112,25 @@ def _run(session: SFTSession) -> bool:
 def _finish(session: SFTSession) -> None:
     """Checkpoint, model and report, each whatever became of the one before it."""
     with ExitStack() as everything:  # the last one first
+        everything.callback(session.writer.wait)
         everything.callback(_write_report, session)
         everything.callback(session.folder.drop_best_of_earlier_run)
         if not has_finite_weights(session.loaded.model):
             session.console.warn(f"no model was written: the weights are not finite after step {session.step}.")
             return
         everything.callback(session.folder.write_model, session.loaded.model, session.loaded.tokenizer)
-        is_due = session.config.run.checkpoint_every_steps > 0 and session.saved_step != session.step
-        if is_due and not session.is_within_step:
-            save_sft_checkpoint(session)
+        everything.callback(_save_if_due, session)
+        session.writer.wait()
+
+
+def _save_if_due(session: SFTSession) -> None:
+    is_due = session.config.run.checkpoint_every_steps > 0 and session.writer.saved_step != session.step
+    if is_due and not session.is_within_step:
+        save_sft_checkpoint(session)
 
 
 def _write_report(session: SFTSession) -> None:
-    folder, best = session.folder, session.best
+    folder = session.folder
     write_report(
         folder.report,
         title=folder.path.name,
@@ -108,5 +140,6 @@ def _write_report(session: SFTSession) -> None:
     )
     parts = [f"model: {folder.model}"] if folder.model.exists() else []
     if folder.best.exists():
-        parts.append(f"best (after step {best.step}, validation loss {best.loss:.4f}): {folder.best}")
+        best = json.loads((folder.best / "best.json").read_text(encoding="utf-8"))
+        parts.append(f"best (after step {best['step']}, validation loss {best['validation_loss']:.4f}): {folder.best}")
     session.console.note("    ".join([*parts, f"report: {folder.report}"]))

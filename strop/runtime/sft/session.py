@@ -17,6 +17,7 @@ from strop.runtime.models import LoadedModel, load_model, set_threads
 from strop.runtime.run_folder import RunFolder
 from strop.runtime.session import warn_of_left_out
 from strop.runtime.sft.validation import Best, Validation
+from strop.runtime.writer import CheckpointWriter
 from strop.trainers import TorchTrainer, attach_adapters, check_peft
 from strop.types import ConfigError
 
@@ -36,8 +37,10 @@ class SFTSession:
     cursor: PromptCursor
     trainer: TorchTrainer
     num_steps: int  # of the whole run
+    left_out: dict[str, int]  # of the files: what was not read, dropped or cut, by the names of metrics.jsonl
     step: int = 0
-    saved_step: int = -1  # that the newest checkpoint holds
+    writer: CheckpointWriter = field(default_factory=CheckpointWriter)
+    went_back: bool = False  # to an earlier checkpoint than the newest
     is_within_step: bool = False  # a step is made and not yet validated and written down: no state to resume from
     cursor_state: dict[str, Any] = field(default_factory=dict)  # where the data stood when `step` was done
     best: Best = field(default_factory=Best)
@@ -89,10 +92,11 @@ def open_sft_session(config: SFTConfig, console: Console, folder: RunFolder) -> 
     check_peft(config.lora)
     loaded = load_model(config.model)
     interrupts.check()
-    demonstrations = _load("data", config.data, loaded, console)
-    held_out = (
-        () if config.validation.data is None else _load("validation.data", config.validation.data, loaded, console)
-    )
+    demonstrations, left_out = _load("data", config.data, loaded, console)
+    held_out: tuple[Demonstration, ...] = ()
+    if config.validation.data is not None:
+        held_out, left_out_there = _load("validation.data", config.validation.data, loaded, console)
+        left_out |= left_out_there
     num_steps = _steps_left(config, len(demonstrations), 0, 0)
     passes = f"run.num_epochs = {config.run.num_epochs} x {len(demonstrations)} demonstrations"
     product = f"{passes} / data.batch_size = {config.data.batch_size}"
@@ -116,13 +120,16 @@ def open_sft_session(config: SFTConfig, console: Console, folder: RunFolder) -> 
         cursor=cursor,
         trainer=trainer,
         num_steps=num_steps,
+        left_out=left_out,
         cursor_state=cursor.state(),
     )
 
 
 def _load(
     table: str, options: DemonstrationOptions, loaded: LoadedModel, console: Console
-) -> tuple[Demonstration, ...]:
+) -> tuple[tuple[Demonstration, ...], dict[str, int]]:
+    """Its demonstrations, and how many of the file's there are not, or not whole."""
+
     def watched(rows: Sequence[T]) -> Iterator[T]:
         with console.phase(f"read {table}", len(rows)):
             for number, row in enumerate(rows):
@@ -139,8 +146,17 @@ def _load(
                 f"{table}: {number} demonstrations of more than {longest} tokens were {what}, as {table}.too_long = "
                 f"{options.too_long} asks."
             )
+    if options.train_on == "last" and found.num_conversations == 0:
+        console.warn(
+            f'{table}.train_on = "last" changes nothing: all rows are a prompt and a response, and that is learned anyway.'
+        )
     console.phase_seconds.clear()
-    return found.demonstrations
+    counts = {
+        "num_skipped_lines": found.num_skipped,
+        "num_dropped": found.num_dropped,
+        "num_truncated": found.num_truncated,
+    }
+    return found.demonstrations, {f"{table}/{name}": count for name, count in counts.items()}
 
 
 def _warn_of_ends(loaded: LoadedModel, demonstrations: Sequence[Demonstration], console: Console) -> None:

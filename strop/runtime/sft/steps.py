@@ -10,7 +10,7 @@ from strop.algorithms import LikelihoodObjective
 from strop.config import SFTConfig
 from strop.data import Batch, demonstration_batch
 from strop.observe.metrics_file import append_metrics
-from strop.runtime.sft.resume import save_sft_checkpoint
+from strop.runtime.sft.resume import ready_sft_checkpoint
 from strop.runtime.sft.session import SFTSession
 from strop.runtime.sft.validation import validate
 from strop.types import StropError
@@ -30,14 +30,18 @@ def imitate(session: SFTSession, stop: interrupts.StopFlag) -> None:
         except StropError:  # before the optimizer moved: the step before is whole
             session.is_within_step = False
             raise
+        write_checkpoint = None
         try:
             if session.held_out and _is_validation_due(session):
                 _validate(session)
-        finally:  # the step is made, whatever becomes of its validation
+            session.is_within_step = False
+            if _is_checkpoint_due(session):
+                write_checkpoint = ready_sft_checkpoint(session)
+        finally:  # the step is made, whatever becomes of its validation and its checkpoint
             _record(session, flat)
-        session.is_within_step = False
-        if _is_due(session.step, session.config.run.checkpoint_every_steps):
-            save_sft_checkpoint(session)
+        if write_checkpoint is not None:
+            session.writer.start(session.step, write_checkpoint)
+        session.writer.check()
         if stop.is_set:
             session.console.warn(f"interrupted after step {session.step}; saving.")
             return
@@ -50,6 +54,11 @@ def imitate(session: SFTSession, stop: interrupts.StopFlag) -> None:
 
 def _is_due(step: int, every: int) -> bool:
     return every > 0 and step % every == 0
+
+
+def _is_checkpoint_due(session: SFTSession) -> bool:
+    is_best = bool(session.held_out) and session.best.step == session.step
+    return session.config.run.is_checkpoint_due(session.step, is_best=is_best)
 
 
 def _is_validation_due(session: SFTSession) -> bool:
@@ -107,6 +116,8 @@ def _record(session: SFTSession, flat: dict[str, float]) -> None:
     is_validated = bool(session.validations) and session.validations[-1].step == step
     if is_validated:
         flat = flat | session.validations[-1].metrics()
+    if not session.history:  # the files are read once
+        flat = flat | {name: count for name, count in session.left_out.items() if count}
     flat = flat | {f"seconds/{name}": value for name, value in session.console.phase_seconds.items()}
     session.history.append(flat)
     append_metrics(session.folder.metrics, flat)
