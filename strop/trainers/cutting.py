@@ -11,7 +11,7 @@ import torch
 
 from strop.data.batch import Batch
 from strop.trainers.layout import LayoutKind
-from strop.trainers.sharing import RowSizes, Unit, units_of
+from strop.trainers.sharing import RowSizes, Unit, Units
 from strop.types import Metric, StepMetrics
 
 # What a forward and backward pass costs by itself, in positions: on CPU 45 for a model of .4M weights and 30 for one of 135M.
@@ -74,10 +74,10 @@ def cut_batch(batch: Batch, kind: LayoutKind, *, max_tokens: int, costs: Costs |
     if kind not in ("packed", "shared"):
         return _padded(batch, kind, cut(batch.lengths, max_tokens=max_tokens), pair)
     most = min(max_tokens, costs.max_row or max_tokens)
-    pieces = units_of(_by_group(batch)[0], shares=kind == "shared", width=most)
-    fitting = [unit.width for unit in pieces if unit.width <= most]
-    found = [_in_rows(batch, kind, width, most, max_tokens, pair) for width in _widths(batch, fitting, most)]
-    return min(found, key=_rank)
+    units = Units(batch, shares=kind == "shared")
+    fitting = [unit.width for unit in units.within(most) if unit.width <= most]
+    widths = _widths(batch, fitting, most)
+    return min((_in_rows(units.within(width), kind, width, most, max_tokens, pair) for width in widths), key=_rank)
 
 
 def _rank(one: Cut) -> tuple[bool, float]:
@@ -93,12 +93,6 @@ def _widths(batch: Batch, units: list[int], most: int) -> list[int]:
             found.add(width)
             width *= 2
     return sorted(found)
-
-
-def _by_group(batch: Batch) -> tuple[Batch, list[int]]:
-    """The batch with the sequences of each group side by side, and their order."""
-    order = sorted(range(batch.num_sequences), key=lambda s: (int(batch.group_ids[batch.starts[s]]), s))
-    return batch.select(order), order
 
 
 def cut(lengths: Sequence[int], *, max_tokens: int) -> list[list[int]]:
@@ -132,10 +126,8 @@ def _padded(batch: Batch, kind: LayoutKind, parts: list[list[int]], pair: float)
     return Cut(kind, [Part(part) for part in parts], positions, padding, cost)
 
 
-def _in_rows(batch: Batch, kind: LayoutKind, width: int, most: int, max_tokens: int, pair: float) -> Cut:
+def _in_rows(units: list[Unit], kind: LayoutKind, width: int, most: int, max_tokens: int, pair: float) -> Cut:
     """Units in rows of about `width` positions and at most `most`, and as many rows to a micro-batch as the budget allows."""
-    ordered, order = _by_group(batch)
-    units = units_of(ordered, shares=kind == "shared", width=width)
     parts = [[[unit]] for unit in units if unit.width > most]
     for row in _even_rows([unit for unit in units if unit.width <= most], width, most):
         longest = _length(parts[-1][0]) if parts else max_tokens + 1  # the first row of a micro-batch
@@ -149,7 +141,7 @@ def _in_rows(batch: Batch, kind: LayoutKind, width: int, most: int, max_tokens: 
     cost = positions + PASS_POSITIONS * len(parts) + pair * sum(count * size**2 for count, size in sizes)
     whole = [
         Part(
-            [order[s] for row in part for unit in row for s in unit.sequences],
+            [s for row in part for unit in row for s in unit.sequences],
             tuple(tuple(len(unit.sequences) for unit in row) for row in part),
         )
         for part in parts

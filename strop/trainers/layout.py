@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from strop.data.batch import Batch
-from strop.trainers.sharing import RowSizes, Unit, prompt_lengths, units_of
+from strop.trainers.sharing import RowSizes, Unit, Units, prompt_lengths
 
 LayoutKind = Literal["padded", "packed", "shared", "left_padded"]  # left_padded: for models and tests that need it
 
@@ -33,14 +33,14 @@ def lay_out(batch: Batch, kind: LayoutKind, rows: RowSizes | None = None) -> Lay
     padded: one row a sequence, padding on the right, where no real token can see it; no mask needed.
     left_padded: padding on the left, masked.
     packed: rows with sequences end to end; positions restart, which is how transformers models know where one begins.
-    shared: as packed, but sequences of one prompt that follow each other have it once: prompt, response, response, ... A
+    shared: as packed, but sequences of one prompt stand side by side and have it once: prompt, response, response, ... A
         response sees the prompt and itself, and its positions go on from the prompt's.
 
     Args: rows, of packed and shared ones what stands in each, as a Cut says it; None puts all into one row.
     """
     if kind in ("packed", "shared"):
-        units = units_of(batch, shares=kind == "shared") if rows is None else None
-        in_rows = [units] if units is not None else _units_in_rows(batch, rows or (), shares=kind == "shared")
+        shares = kind == "shared"
+        in_rows = [Units(batch, shares=shares).within()] if rows is None else _units_in_rows(batch, rows, shares=shares)
         return _end_to_end(in_rows, batch, kind)
     lengths = torch.tensor(batch.lengths)
     column = torch.arange(batch.tokens.numel()) - (lengths.cumsum(0) - lengths).repeat_interleave(lengths)

@@ -26,28 +26,44 @@ class Unit:
         return cls(sequences, prefix, prefix + sum(lengths[s] - prefix for s in sequences))
 
 
-def units_of(batch: Batch, *, shares: bool, width: int | None = None) -> list[Unit]:
-    """The units of a batch in the order of its sequences. One that follows another of its prompt joins its unit, while that
-    stays within `width`.
+class Units:
+    """The units of a batch, sequences of one group side by side; what they are made of is read from the batch once.
 
-    Args: shares, False where each sequence is a unit of its own; width, None without bound.
+    Args: shares, False where each sequence is a unit of its own.
     """
-    if not shares:
-        return [Unit.of([s], 0, batch.lengths) for s in range(batch.num_sequences)]
-    prompts = prompt_lengths(batch)
-    groups = [int(batch.group_ids[start]) for start in batch.starts]
-    units: list[Unit] = []
-    for sequence, length in enumerate(batch.lengths):
-        if units:
-            unit, first = units[-1], units[-1].sequences[0]
-            grown = unit.width + length - unit.prefix
-            fits = width is None or grown <= width
-            if fits and groups[sequence] == groups[first] and _begins_alike(batch, first, sequence, prompts):
-                unit.sequences.append(sequence)
-                unit.width = grown
-                continue
-        units.append(Unit.of([sequence], prompts[sequence], batch.lengths))
-    return units
+
+    def __init__(self, batch: Batch, *, shares: bool) -> None:
+        self._lengths, self._shares = batch.lengths, shares
+        starts = torch.tensor(batch.starts, dtype=torch.int64)
+        self._groups: list[int] = batch.group_ids[starts].tolist()
+        self._order = sorted(range(batch.num_sequences), key=lambda s: self._groups[s])
+        if shares:
+            tokens = batch.tokens.tolist()
+            self._prompts = prompt_lengths(batch)
+            self._tokens = [
+                tokens[first : first + size] for first, size in zip(batch.starts, self._lengths, strict=True)
+            ]
+
+    def within(self, width: int | None = None) -> list[Unit]:
+        """A sequence that follows another of its prompt joins its unit, while that stays within `width`; None: always."""
+        if not self._shares:
+            return [Unit.of([s], 0, self._lengths) for s in self._order]
+        units: list[Unit] = []
+        for sequence in self._order:
+            if units and self._joins(units[-1], sequence, width):
+                units[-1].sequences.append(sequence)
+                units[-1].width += self._lengths[sequence] - units[-1].prefix
+            else:
+                units.append(Unit.of([sequence], self._prompts[sequence], self._lengths))
+        return units
+
+    def _joins(self, unit: Unit, sequence: int, width: int | None) -> bool:
+        """Is it of the unit's group, and does it begin with the unit's whole prompt and train none of it?"""
+        first, size = unit.sequences[0], unit.prefix
+        if width is not None and unit.width + self._lengths[sequence] - size > width:
+            return False
+        is_of_group = self._groups[sequence] == self._groups[first] and self._prompts[sequence] >= size
+        return is_of_group and self._tokens[sequence][:size] == self._tokens[first][:size]
 
 
 def prompt_lengths(batch: Batch) -> list[int]:
@@ -57,12 +73,3 @@ def prompt_lengths(batch: Batch) -> list[int]:
     sequences = batch.sequence_ids[trainable]
     columns = trainable - torch.tensor(batch.starts, dtype=torch.int64)[sequences]
     return found.scatter_reduce(0, sequences, columns, "amin").tolist()
-
-
-def _begins_alike(batch: Batch, one: int, other: int, prompts: list[int]) -> bool:
-    """Does a sequence begin with the whole prompt of another, and train none of it?"""
-    size = prompts[one]
-    if prompts[other] < size:
-        return False
-    a, b = batch.starts[one], batch.starts[other]
-    return bool(torch.equal(batch.tokens[a : a + size], batch.tokens[b : b + size]))
