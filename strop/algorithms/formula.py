@@ -251,5 +251,5 @@ def _passes(config: TrainConfig) -> list[str]:
         f"old_logprobs {old}",
         f"reference {reference if algorithm.kl.coef > 0 else 'none'}",
         f"values {'of the critic' if config.has_critic else 'none'}",
-        f"teacher {'of the whole batch' if config.distillation.is_on else 'none'}",
+        *(["teacher of the whole batch"] if config.distillation.is_on else []),
     ]

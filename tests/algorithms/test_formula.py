@@ -154,7 +154,7 @@ def test_without_a_critic_the_formula_does_not_speak_of_one():
 @pytest.mark.parametrize(
     "tables, passes",
     [
-        ({}, "old_logprobs none, the only update takes its own; reference none; values none; teacher none"),
+        ({}, "old_logprobs none, the only update takes its own; reference none; values none"),
         ({"algorithm": {"updates_per_batch": 4}}, "old_logprobs of 3 of 4 parts, the first update takes its own"),
         ({"algorithm": {"old_logprobs": "rollout"}}, "old_logprobs none, the sampler's are taken"),
         ({"algorithm": {"policy_loss": {"kind": "kl_cov"}}}, "old_logprobs of the whole batch"),

@@ -1,9 +1,12 @@
 """Low-rank adapters: they alone learn, the reference is the model without them, and what is written is merged."""
 
+import json
+import shutil
+
 import pytest
 import tiny_models
 import torch
-from commands.small_runs import metrics, same_weights, small_once, strop, weights
+from commands.small_runs import metrics, read_lines, same_weights, small_once, strop, weights
 from made_batches import make_batch, make_objective, make_trainer, parameters, random_rows, saved_state
 from safetensors.torch import load_file
 
@@ -129,15 +132,91 @@ def test_a_run_with_adapters_resumes_bit_for_bit(small, run, tmp_path):
     assert metrics(folder) == metrics(run)
 
 
-def test_adapters_do_not_go_on_from_another_model(small, run, tmp_path):
-    import shutil
-
+@pytest.fixture
+def moved(small, run, tmp_path):
+    """The run, with another model in the place that it began from."""
     folder, other = tmp_path / "run", tmp_path / "other"
     shutil.copytree(run, folder)
     shutil.copytree(run / "model", other)
+    text = (folder / "config.toml").read_text()
+    assert str(small.start) in text
+    (folder / "config.toml").write_text(text.replace(str(small.start), str(other)))
+    return folder, other
+
+
+def test_adapters_do_not_go_on_from_another_model(small, moved):
+    folder, other = moved
     done = strop("train", small.train, *LORA, "--model.path", other, "--resume", "--run.folder", folder)
     assert done.code == 2
     assert "model.path must be the model whose adapters" in done.err
+
+
+@pytest.mark.parametrize("option, value", [("lora.rank", "2"), ("lora.target_modules", "['q_proj']")])
+def test_other_weights_do_not_learn_in_a_run_that_is_resumed_even_if_that_is_confirmed(
+    small, run, tmp_path, option, value
+):
+    folder = shutil.copytree(run, tmp_path / "run")
+    rest = (*LORA[2:], "--resume", "step_000002", "--allow-change", "lora", "--run.folder", folder)
+    changed = {"lora.rank": "4", option: value}
+    done = strop("train", small.train, *(word for name, now in changed.items() for word in (f"--{name}", now)), *rest)
+    assert done.code == 2
+    assert f"{option} must be " in done.err
+    assert "Set it back, or start a new run" in done.err
+    done = strop("train", small.train, "--lora.rank", "4", "--lora.alpha", "16", *rest)
+    assert done.code == 0, done.err
+
+
+# ---- adapters beside what goes on around training --------------------------------------------------------------------
+
+
+def test_a_snapshot_of_adapters_is_of_when_it_was_taken(tmp_path):
+    trainer = make_trainer(adapted(), lr=0.05, keeps_reference=True)
+    trainer.step(make_batch(*ROWS), make_objective())
+    before, write = parameters(trainer.model), trainer.snapshot()
+    trainer.step(make_batch(*ROWS), make_objective())
+    write(tmp_path)
+    assert all(weight.equal(before[name]) for name, weight in load_file(tmp_path / "weights.safetensors").items())
+
+
+@pytest.mark.parametrize("step", [1, 3])
+def test_a_step_with_adapters_is_replayed_bit_for_bit(run, step):
+    done = strop("replay", run, "--step", step)
+    assert (done.code, done.out.splitlines()[-1]) == (0, "identical"), done
+
+
+def test_a_replay_tells_another_model_below_the_same_adapters(moved):
+    at_start = strop("replay", moved[0], "--step", "1")
+    assert "the weights of the policy had checksum" in at_start.err, at_start
+    later = strop("replay", moved[0], "--step", "3")
+    assert later.code == 2
+    assert "model.path must be the model whose adapters" in later.err
+
+
+def test_a_run_with_adapters_goes_back_to_its_checkpoint(small, tmp_path):
+    (tmp_path / "scores.py").write_text(
+        "def score(rollout):\n    return 1e68 if rollout.group_id >= 8 and rollout.sample == 1 else len(set(rollout.text))\n"
+    )
+    flags = (
+        "--normalize-std",
+        "false",
+        "--on-non-finite",
+        "rollback",
+        "--reward.function",
+        f"{tmp_path}/scores.py:score",
+    )
+    done = strop("train", small.train, *LORA, *flags, "--run.folder", tmp_path / "run")
+    assert done.code == 0, done.err
+    assert f"step 3 took the run back to {tmp_path}/run/checkpoints/step_000002" in done.out
+    of_step = {row["step"]: row["policy"] for row in read_lines(tmp_path / "run/rollouts/weights.jsonl")}
+    assert of_step[3] == of_step[2] != of_step[1]
+
+
+def test_strop_eval_of_a_run_with_adapters_samples_from_the_merged_model(small, run):
+    of_run, of_model = (
+        json.loads(strop("eval", *what, *small.eval_flags, "--num-samples", "4", "--json").out)
+        for what in ((run,), (small.train, "--model.path", run / "model"))
+    )
+    assert of_run["sampled"] == of_model["sampled"]
 
 
 def test_strop_sft_learns_adapters_too(small, tmp_path):
