@@ -60,7 +60,7 @@ class AdamWOptions(Options):
 
 
 class TorchTrainerOptions(AdamWOptions):
-    """AdamW in this process. Schedules count optimizer steps."""
+    """AdamW in one process or in several. Schedules count optimizer steps."""
 
     kind: Literal["torch"] = "torch"
     max_tokens_per_micro_batch: int = Field(
@@ -77,6 +77,20 @@ class TorchTrainerOptions(AdamWOptions):
         default=False,
         description="Keep only the inputs of each layer and compute the rest again in the backward pass: less memory for "
         "about a third more work.",
+    )
+    num_processes: int = Field(
+        default=1,
+        ge=1,
+        le=4096,
+        description="Processes that share weights, optimizer and the passes of a step (FSDP2), one a GPU; strop starts them on "
+        "this machine. Under torchrun leave it out: there it is the number of processes launched.",
+    )
+    process_timeout_s: float = Field(
+        default=600.0,
+        gt=0,
+        le=86400,
+        description="Seconds that a process waits for another one within a step, or to come up, before the run ends with its "
+        "name.",
     )
     num_threads: int | None = Field(
         default=None,

@@ -77,7 +77,7 @@ class SFTSession:
         self.step, self.cursor_state = step, cursor_state
         self.cursor.load_state(cursor_state)
         self.num_steps = step + _steps_left(self.config, len(self.demonstrations), step, self.rows_taken)
-        self.trainer.total_steps = self.num_steps
+        self.trainer.set_total_steps(self.num_steps)
 
 
 def _steps_left(config: SFTConfig, num_rows: int, step: int, rows_taken: int) -> int:
