@@ -4,8 +4,12 @@ import multiprocessing
 import os
 import subprocess
 import sys
+from contextlib import contextmanager
 
-from strop.runtime import rank
+import torch
+
+from strop.config import TorchTrainerOptions
+from strop.runtime import rank, ranks
 
 
 def _serve(variables):
@@ -35,7 +39,16 @@ class Forked:
 def start(variables):
     context = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
     if sys.platform == "linux":
-        context.set_forkserver_preload(["rank_processes", "tiny_models"])
+        context.set_forkserver_preload(["rank_processes", "tiny_models", "torch.distributed.fsdp", "strop.trainers.together"])
     process = context.Process(target=_serve, args=(variables,), daemon=True)
     process.start()
     return Forked(process)
+
+
+@contextmanager
+def opened(num_processes, *, process_timeout_s=60.0):
+    """Ranks, this process being rank 0."""
+    options = TorchTrainerOptions(num_processes=num_processes, process_timeout_s=process_timeout_s)
+    torch.set_num_threads(1)
+    with ranks.open_ranks(options, device=torch.device("cpu"), start=start) as found:
+        yield found

@@ -88,7 +88,8 @@ def make_step(
 
 
 async def _share_weights(session: Session) -> None:
-    """The engine, where there is one, samples from the policy as it is now."""
+    """What is sampled from, and written, is what was learned until now."""
+    session.publish()
     if session.engine is not None:
         await session.engine.update_weights(session.trainer.weights(), session.trainer.num_steps)
 

@@ -17,6 +17,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+from strop.config import TorchTrainerOptions
 from strop.runtime.models import set_threads
 from strop.trainers.together import Lost, TogetherRanks
 from strop.types import StropError
@@ -71,6 +72,12 @@ def serve(*, timeout_s: float, num_threads: int | None) -> int:
         return 1
     dist.destroy_process_group()
     return 0
+
+
+def serve_if_asked(options: TorchTrainerOptions) -> None:
+    """In a process that a launcher started beside rank 0: be a rank, and exit when rank 0 lets go."""
+    if is_served():
+        sys.exit(serve(timeout_s=options.process_timeout_s, num_threads=options.num_threads))
 
 
 def _report(store: dist.Store, rank: int, error: BaseException) -> None:

@@ -47,6 +47,7 @@ class TorchCritic:
     ) -> None:
         self.model = model.eval()
         self.ranks = ranks or Ranks()
+        self.is_torn = False  # True where `publish` was broken off
         self.options = options
         self._learning, within = self.ranks.place(model)
         self._scorer = ValueScorer(self._learning, within)
@@ -113,7 +114,9 @@ class TorchCritic:
     @everywhere
     def publish(self) -> None:
         """Bring `model` up to date, where it is not itself what learns."""
+        self.is_torn = True
         self.ranks.publish(self._learning, self.model)
+        self.is_torn = False
 
     @everywhere
     def remember(self, *, moments: bool) -> None:

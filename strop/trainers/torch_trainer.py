@@ -59,6 +59,7 @@ class TorchTrainer:
     ) -> None:
         self.model = model.eval()  # no dropout: the sampler has none, and the two must agree
         self.ranks = ranks or Ranks()
+        self.is_torn = False  # True where `publish` was broken off
         self.options = options
         self.max_logprob_gap = max_logprob_gap
         self._watch = watch
@@ -162,7 +163,9 @@ class TorchTrainer:
     @everywhere
     def publish(self) -> None:
         """Bring `model` up to date, where it is not itself what learns."""
+        self.is_torn = True
         self.ranks.publish(self._learning, self.model)
+        self.is_torn = False
 
     @everywhere
     @torch.no_grad()

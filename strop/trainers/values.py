@@ -88,11 +88,11 @@ class ValueScorer(RowReader):
         with self.explaining(batch, layout):
             laid = lay_out(batch, layout, rows)
             before = laid.before[batch.loss_mask].to(self.device)
-            return self._run(lambda: self._foresee(laid, before))
+            return self._run(lambda: self._foresee(laid, before)).squeeze(-1)
 
     def _foresee(self, laid: Layout, before: Tensor) -> Tensor:
         hidden = self.model(**self._inputs(laid)).last_hidden_state.flatten(0, 1)[before]
-        return self._head(hidden.float()).squeeze(-1)
+        return self._head(hidden.float())
 
     def idle(self) -> Tensor:
         return 0.0 * self(idle_batch(), layout="padded").sum()
