@@ -4,12 +4,17 @@ import multiprocessing
 import os
 import subprocess
 import sys
+import time
 from contextlib import contextmanager
+from unittest.mock import patch
 
 import torch
 
 from strop.config import TorchTrainerOptions
 from strop.runtime import rank, ranks
+from strop.trainers.ranks import everywhere
+
+started = []  # by this process, the newest last
 
 
 def _serve(variables):
@@ -42,7 +47,8 @@ def start(variables):
         context.set_forkserver_preload(["rank_processes", "tiny_models", "torch.distributed.fsdp", "strop.trainers.together"])
     process = context.Process(target=_serve, args=(variables,), daemon=True)
     process.start()
-    return Forked(process)
+    started.append(Forked(process))
+    return started[-1]
 
 
 @contextmanager
@@ -50,5 +56,26 @@ def opened(num_processes, *, process_timeout_s=60.0):
     """Ranks, this process being rank 0."""
     options = TorchTrainerOptions(num_processes=num_processes, process_timeout_s=process_timeout_s)
     torch.set_num_threads(1)
-    with ranks.open_ranks(options, device=torch.device("cpu"), start=start) as found:
+    with patch.object(ranks, "start_process", start), ranks.open_ranks(options, device=torch.device("cpu")) as found:
         yield found
+
+
+class Breaks:
+    """A learner of which one rank fails on demand."""
+
+    def __init__(self, model, *, by, ranks):
+        self.model, self.by, self.ranks = model, by, ranks
+
+    @everywhere
+    def work(self, *, breaks=False):
+        if breaks and self.ranks.rank == self.by:
+            raise MemoryError("no room for it")
+        return int(self.ranks.summed(torch.ones(1)))
+
+
+def sleeping():
+    """A process that never comes up."""
+    process = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,), daemon=True)
+    process.start()
+    started.append(Forked(process))
+    return started[-1]
