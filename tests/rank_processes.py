@@ -10,6 +10,7 @@ from unittest.mock import patch
 
 import torch
 
+from strop.cli import main
 from strop.config import TorchTrainerOptions
 from strop.runtime import rank, ranks
 from strop.trainers.ranks import everywhere
@@ -41,11 +42,15 @@ class Forked:
         return self._process.exitcode
 
 
-def start(variables):
+def _context():
     context = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
     if sys.platform == "linux":
         context.set_forkserver_preload(["rank_processes", "tiny_models", "torch.distributed.fsdp", "strop.trainers.together"])
-    process = context.Process(target=_serve, args=(variables,), daemon=True)
+    return context
+
+
+def start(variables):
+    process = _context().Process(target=_serve, args=(variables,), daemon=True)
     process.start()
     started.append(Forked(process))
     return started[-1]
@@ -71,6 +76,19 @@ class Breaks:
         if breaks and self.ranks.rank == self.by:
             raise MemoryError("no room for it")
         return int(self.ranks.summed(torch.ones(1)))
+
+
+def _run(variables, arguments):
+    os.environ.update(variables)
+    sys.argv = ["strop", *arguments]
+    main()
+
+
+def running(*arguments, **variables):
+    """A command of strop, in a process with these variables."""
+    process = _context().Process(target=_run, args=(variables, [str(a) for a in arguments]), daemon=True)
+    process.start()
+    return Forked(process)
 
 
 def sleeping():

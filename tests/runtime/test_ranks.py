@@ -1,14 +1,19 @@
 """Whole runs over several processes: the same numbers, resumed on another number of them, and ended when one is lost."""
 
+import os
 import shutil
 import signal
+import socket
+import subprocess
+import sys
 import time
+from pathlib import Path
 from unittest.mock import patch
 
 import pytest
 import rank_processes
 import torch
-from commands.small_runs import metrics, read_lines, same_weights, small_once, strop, weights
+from commands.small_runs import ENVIRONMENT, metrics, read_lines, same_weights, small_once, strop, weights
 from rank_processes import Breaks
 
 from strop.runtime import ranks as of_rank_0
@@ -149,3 +154,89 @@ def test_a_process_that_does_not_come_up_is_named(monkeypatch):
         with rank_processes.opened(2, process_timeout_s=0.2):
             pass
     assert rank_processes.started[-1].poll() is not None
+
+
+INTERRUPTS = """
+import os, signal
+from pathlib import Path
+
+def score(rollout):
+    if rollout.group_id == 9 and rollout.sample == 0:
+        for pid in Path(__file__).with_name("pids").read_text().split():
+            os.kill(int(pid), signal.SIGINT)
+    return rollout.sample / 5
+"""
+
+
+def test_ctrl_c_ends_the_run_after_a_step_with_everything_saved(small, tmp_path):
+    """A terminal sends it to every process of a run."""
+    (tmp_path / "scorer.py").write_text(INTERRUPTS)
+
+    def start(variables):
+        process = rank_processes.start(variables)
+        (tmp_path / "pids").write_text(f"{os.getpid()} {process.pid}")
+        return process
+
+    flags = ("--reward.function", f"{tmp_path}/scorer.py:score", "--run.folder", tmp_path / "run")
+    with patch.object(of_rank_0, "start_process", start):
+        done = strop("train", small.train, *FLAGS, "--num-processes", "2", *flags)
+    assert done.code == 130, done
+    assert (rank_processes.started[-1].poll(), "lost" in done.err) == (0, False)
+    last = metrics(tmp_path / "run")[-1]["step"]
+    assert last in (2, 3)
+    assert (tmp_path / f"run/checkpoints/step_{last:06d}").exists()
+    assert (tmp_path / "run/model").exists()
+
+
+def test_no_process_outlives_the_one_that_started_it_even_one_that_hangs(tmp_path):
+    code = (
+        "import time, torch; from strop.config import TorchTrainerOptions; from strop.runtime.ranks import open_ranks\n"
+        "with open_ranks(TorchTrainerOptions(num_processes=2), device=torch.device('cpu')) as ranks:\n"
+        "    print('up', flush=True)\n"
+        "    time.sleep(60)\n"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, env=ENVIRONMENT)
+    try:
+        assert parent.stdout.readline() == b"up\n"
+        (child,) = Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text().split()
+        os.kill(int(child), signal.SIGSTOP)
+    finally:
+        parent.kill()
+        parent.wait()
+        parent.stdout.close()
+    until = time.monotonic() + 10
+    while is_running(int(child)):
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+def is_running(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_processes_of_a_launcher_join_the_run_that_rank_0_writes(small, runs, tmp_path, monkeypatch):
+    """As torchrun starts them: the same command in each, told apart by variables."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    variables = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
+    flags = (*FLAGS, *small.eval_flags, "--eval.every_steps", "2")
+    other = rank_processes.running("train", small.train, *flags, "--run.folder", tmp_path / "other", RANK="1", **variables)
+    for name, value in {**variables, "RANK": "0"}.items():
+        monkeypatch.setenv(name, value)
+    done = strop("train", small.train, *flags, "--run.folder", tmp_path / "run")
+    assert done.code == 0, done.err
+    assert other.wait(20) == 0
+    assert not (tmp_path / "other").exists()
+    assert metrics(tmp_path / "run") == metrics(runs[2])
+
+
+def test_another_number_of_processes_than_were_launched_is_refused(small, tmp_path, monkeypatch):
+    for name, value in {"RANK": 0, "WORLD_SIZE": 3, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 1}.items():
+        monkeypatch.setenv(name, str(value))
+    done = strop("train", small.train, "--num-processes", "2", "--run.folder", tmp_path / "run")
+    assert done.code == 2
+    assert "trainer.num_processes must be 3, the number of processes that were launched, or be left out, got 2" in done.err
