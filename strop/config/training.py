@@ -99,6 +99,10 @@ class TorchTrainerOptions(AdamWOptions):
         description="CPU threads of torch; none, or more than there are cores, means all that this process may use.",
     )
 
+    def idle(self) -> Iterator[Idle]:
+        if self.num_processes == 1:
+            yield Idle("process_timeout_s", "is only used when trainer.num_processes is above 1")
+
     def warnings(self) -> Iterator[str]:
         if self.warmup_steps == 1 and self.lr_schedule == "constant":
             yield "trainer.warmup_steps = 1 is the same as 0: the only step of the warm-up has the whole learning rate."
