@@ -15,8 +15,8 @@ def test_every_option_there_is_acts_somewhere_and_none_is_accepted_without_actin
     in_reward = {"likelihood_coef": 0.1, "kl": {"coef": 0.01}, "advantage": {"kind": "reinforce_plus_plus"}, "updates_per_batch": 2}
     config = make_config(TrainConfig, BASE | {"algorithm": in_reward}, {}, file="x.toml")
     findings += audit(config, only="algorithm")
-    config = make_config(TrainConfig, FILTERED, {}, file="x.toml")
-    for table in ("filter", "rollout"):
+    config = make_config(TrainConfig, FILTERED | {"lora": {"rank": 2}}, {}, file="x.toml")
+    for table in ("filter", "rollout", "lora"):
         findings += audit(config, only=table)
     for teacher, only in (
         ("a folder", ""),

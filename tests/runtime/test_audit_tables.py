@@ -19,7 +19,8 @@ def test_no_option_of_guards_is_dead():
 def test_every_option_of_strop_sft_acts():
     held_out = {"every_steps": 10, "data": {"path": "nowhere"}}
     values = {"model": {"path": "nowhere"}, "data": {"path": "nowhere"}, "validation": held_out}
-    config = make_config(SFTConfig, values | {"run": {"checkpoint_every_steps": 10}}, {}, file="x.toml")
+    values |= {"run": {"checkpoint_every_steps": 10}, "lora": {"rank": 2}}
+    config = make_config(SFTConfig, values, {}, file="x.toml")
     findings = {f.path: f for f in audit(config)}
     assert {path for path in tree.paths(SFTConfig) if path not in findings} == set()
     idle = {"validation.data.shuffle", "validation.data.batch_size"}  # a validation takes all at once
