@@ -12,7 +12,12 @@ pytestmark = pytest.mark.long
 def test_every_option_there_is_acts_somewhere_and_none_is_accepted_without_acting():
     config = make_config(TrainConfig, EVERYTHING, {}, file="x.toml")
     findings = list(audit(config, every_kind=True))
-    in_reward = {"likelihood_coef": 0.1, "kl": {"coef": 0.01}, "advantage": {"kind": "reinforce_plus_plus"}, "updates_per_batch": 2}
+    in_reward = {
+        "likelihood_coef": 0.1,
+        "kl": {"coef": 0.01},
+        "advantage": {"kind": "reinforce_plus_plus"},
+        "updates_per_batch": 2,
+    }
     config = make_config(TrainConfig, BASE | {"algorithm": in_reward}, {}, file="x.toml")
     findings += audit(config, only="algorithm")
     config = make_config(TrainConfig, FILTERED | {"lora": {"rank": 2}}, {}, file="x.toml")
