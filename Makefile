@@ -12,7 +12,7 @@ quickstart: .venv/run.stamp
 	$(BIN)/python examples/quickstart/run.py --seed $(SEED)
 
 test: .venv/dev.stamp
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile $(if $(GPUS),--gpus $(GPUS))
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(if $(GPUS),--gpus $(GPUS))
 
 check: format lint types docs
 

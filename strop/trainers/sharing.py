@@ -68,7 +68,7 @@ class Units:
 
 def prompt_lengths(batch: Batch) -> list[int]:
     """Tokens of each sequence before its first trainable one; all of them where it has none."""
-    found = torch.tensor(batch.lengths)
+    found = torch.tensor(batch.lengths, dtype=torch.int64)
     trainable = batch.loss_mask.nonzero().flatten()
     sequences = batch.sequence_ids[trainable]
     columns = trainable - torch.tensor(batch.starts, dtype=torch.int64)[sequences]

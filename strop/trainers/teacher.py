@@ -25,7 +25,7 @@ class FrozenModel:
 
     def __init__(self, model: Any, *, max_tokens_per_micro_batch: int) -> None:
         self._scorer = TokenScorer(model.eval().requires_grad_(False))
-        self._cut = Cutter(self._scorer, "padded", max_tokens_per_micro_batch)
+        self._cut = Cutter(self._scorer, "auto", max_tokens_per_micro_batch)
 
     def logprobs(self, batch: Batch, *, temperature: float) -> Tensor:
         """Log-probabilities [T] of the batch's trainable tokens, 0 elsewhere; no gradient."""

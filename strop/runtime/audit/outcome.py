@@ -21,6 +21,7 @@ _ONLY_FOR = {
         "max_sequences",
         "max_tokens_per_micro_batch",
         "layout",
+        "activation_checkpointing",
         "max_tokens_in_flight",
         "num_processes",
     ),
