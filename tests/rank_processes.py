@@ -45,7 +45,9 @@ class Forked:
 def _context():
     context = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
     if sys.platform == "linux":
-        context.set_forkserver_preload(["rank_processes", "tiny_models", "torch.distributed.fsdp", "strop.trainers.together"])
+        context.set_forkserver_preload(
+            ["rank_processes", "tiny_models", "torch.distributed.fsdp", "strop.trainers.together"]
+        )
     return context
 
 

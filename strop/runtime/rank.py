@@ -95,7 +95,9 @@ def is_of_connection(error: BaseException | None) -> bool:
     """True for what torch.distributed raises when another rank does not answer, also where it is the cause of the error."""
     while error is not None:
         text = str(error)
-        if isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and ("gloo" in text or "NCCL" in text)):
+        if isinstance(error, dist.DistError) or (
+            isinstance(error, RuntimeError) and ("gloo" in text or "NCCL" in text)
+        ):
             return True
         error = error.__cause__ or error.__context__
     return False

@@ -86,7 +86,11 @@ def replay(
 
 
 def _replayed(
-    session: Session, files: Mapping[int, Path], weights: Mapping[int, Mapping[str, str]], step: int, rollout: int | None
+    session: Session,
+    files: Mapping[int, Path],
+    weights: Mapping[int, Mapping[str, str]],
+    step: int,
+    rollout: int | None,
 ) -> Replayed:
     folder, start = session.folder, _go_to_start(session, step)
     needed = {n: files[n] for n in range(session.step + 1, step + 1) if n in files}

@@ -50,7 +50,9 @@ class TokenScorer(RowReader):
             laid = lay_out(batch, layout, rows)
             return self._run(lambda: self._score(batch, laid, temperature, with_entropy))
 
-    def _score(self, batch: Batch, laid: Layout, temperature: float, with_entropy: bool) -> tuple[Tensor, Tensor | None]:
+    def _score(
+        self, batch: Batch, laid: Layout, temperature: float, with_entropy: bool
+    ) -> tuple[Tensor, Tensor | None]:
         predicting = laid.before[batch.loss_mask].to(self.device)
         targets = batch.tokens[batch.loss_mask].to(self.device)
         if self._has_plain_head:

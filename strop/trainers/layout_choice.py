@@ -61,5 +61,7 @@ class Cutter:
         else:
             cut = cheapest(mine, self._kinds, max_tokens=self._max_tokens, costs=self._costs)
         trained = set(mine.sequence_ids[mine.loss_mask].tolist())
-        parts = [Part([share[s] for s in part.sequences], part.rows) for part in cut.parts if trained & set(part.sequences)]
+        parts = [
+            Part([share[s] for s in part.sequences], part.rows) for part in cut.parts if trained & set(part.sequences)
+        ]
         return replace(cut, parts=parts)

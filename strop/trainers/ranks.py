@@ -26,7 +26,9 @@ class Ranks:
     def is_first(self) -> bool:
         return self.rank == 0
 
-    def make(self, kind: Callable[..., T], model: Any, *args: Any, here: dict[str, Any] | None = None, **more: Any) -> T:
+    def make(
+        self, kind: Callable[..., T], model: Any, *args: Any, here: dict[str, Any] | None = None, **more: Any
+    ) -> T:
         """A learner, `kind(model, *args, ranks=, **more)`, in every rank; in this one with what only it can have, too."""
         return kind(model, *args, ranks=self, **more, **(here or {}))
 

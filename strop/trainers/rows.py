@@ -16,7 +16,6 @@ from strop.trainers.layout import Layout, LayoutKind
 from strop.trainers.sharding import Within
 from strop.types import ModelError, model_failure
 
-
 T = TypeVar("T")
 
 

@@ -55,9 +55,7 @@ class TogetherRanks(Ranks):
             ends the others.
     """
 
-    def __init__(
-        self, *, timeout_s: float, local_rank: int, lost: Lost | None = None
-    ) -> None:
+    def __init__(self, *, timeout_s: float, local_rank: int, lost: Lost | None = None) -> None:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self._local_rank, self._lost = local_rank, lost
         patience = timedelta(seconds=timeout_s) if self.is_first else _FOR_EVER
@@ -73,10 +71,14 @@ class TogetherRanks(Ranks):
         try:
             pickle.dumps(command)
         except Exception as error:  # what pickle raises of what it cannot take
-            raise ModelError(f"trainer.num_processes must be 1 here: {command!r:.80} cannot be sent: {error}") from error
+            raise ModelError(
+                f"trainer.num_processes must be 1 here: {command!r:.80} cannot be sent: {error}"
+            ) from error
         dist.broadcast_object_list([command], src=0, group=self._commands)
 
-    def make(self, kind: Callable[..., T], model: Any, *args: Any, here: dict[str, Any] | None = None, **more: Any) -> T:
+    def make(
+        self, kind: Callable[..., T], model: Any, *args: Any, here: dict[str, Any] | None = None, **more: Any
+    ) -> T:
         self._device = next(model.parameters()).device
 
         def work() -> T:

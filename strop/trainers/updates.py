@@ -175,12 +175,16 @@ class Updates:
         """Keep a copy of the weights, and with `moments` of what the optimizer remembers, to go back to."""
         copies = None
         if moments:
-            copies = {name: state.copies(self.optimizer.state[p]) for name, p in self.parameters.items() if p in self.optimizer.state}
+            copies = {
+                name: state.copies(self.optimizer.state[p])
+                for name, p in self.parameters.items()
+                if p in self.optimizer.state
+            }
         self._remembered = _Moment(self.num_steps, state.copies(self.parameters), copies)
 
     @torch.no_grad()
     def go_back(self) -> None:
-        """Set the weights to what was remembered; without moments the optimizer stays as it is, else it has made no step since."""
+        """Set the weights to what was remembered, and the optimizer to what it was if its moments were."""
         assert self._remembered is not None
         for name, parameter in self.parameters.items():
             parameter.copy_(self._remembered.weights[name])
@@ -191,7 +195,9 @@ class Updates:
         self.optimizer.state.clear()
         for name, found in self._remembered.moments.items():
             parameter = self.parameters[name]
-            self.optimizer.state[parameter] = {key: value.to(parameter.device, copy=True) for key, value in found.items()}
+            self.optimizer.state[parameter] = {
+                key: value.to(parameter.device, copy=True) for key, value in found.items()
+            }
 
     def forget(self) -> None:
         """Free what was remembered."""

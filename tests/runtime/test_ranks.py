@@ -34,7 +34,18 @@ def forked():
     patch.undo()
 
 
-FLAGS = ("--num-steps", "4", "--lr", "1e-3", "--checkpoint-every-steps", "1", "--keep-checkpoints", "9", "--coef", "0.05")
+FLAGS = (
+    "--num-steps",
+    "4",
+    "--lr",
+    "1e-3",
+    "--checkpoint-every-steps",
+    "1",
+    "--keep-checkpoints",
+    "9",
+    "--coef",
+    "0.05",
+)
 
 
 def run(small, folder, num_processes, *flags):
@@ -129,17 +140,21 @@ def test_a_process_that_hangs_ends_the_run_within_the_limit(small, tmp_path):
     done, folder, seconds, _ = struck(small, tmp_path, signal.SIGSTOP, "--process-timeout-s", "3")
     process = rank_processes.started[-1]
     assert done.code == 1
-    assert f"rank 1 (process {process.pid}) of the trainer did not answer within trainer.process_timeout_s = 3 s" in done.err
+    assert (
+        f"rank 1 (process {process.pid}) of the trainer did not answer within trainer.process_timeout_s = 3 s"
+        in done.err
+    )
     assert seconds < 40
     assert process.poll() == -signal.SIGKILL
     assert (folder / "model").exists()
 
 
 def test_a_process_that_fails_says_why():
-    with pytest.raises(StropError) as error, rank_processes.opened(3) as found:
+    with rank_processes.opened(3) as found:
         learner = found.make(Breaks, torch.nn.Linear(2, 2), by=2)
         assert learner.work() == 3
-        learner.work(breaks=True)
+        with pytest.raises(StropError) as error:
+            learner.work(breaks=True)
     pid = rank_processes.started[-1].pid
     assert str(error.value) == f"rank 2 (process {pid}) of the trainer failed: MemoryError: no room for it"
     assert [process.poll() is None for process in rank_processes.started[-2:]] == [False, False]
@@ -150,9 +165,11 @@ def test_a_process_that_does_not_come_up_is_named(monkeypatch):
         return rank_processes.sleeping()
 
     monkeypatch.setattr(rank_processes, "start", start)
-    with pytest.raises(WaitError, match=r"rank 1 \(process \d+\) of the trainer did not come up within"):
-        with rank_processes.opened(2, process_timeout_s=0.2):
-            pass
+    with (
+        pytest.raises(WaitError, match=r"rank 1 \(process \d+\) of the trainer did not come up within"),
+        rank_processes.opened(2, process_timeout_s=0.2),
+    ):
+        pass
     assert rank_processes.started[-1].poll() is not None
 
 
@@ -224,7 +241,9 @@ def test_processes_of_a_launcher_join_the_run_that_rank_0_writes(small, runs, tm
         port = free.getsockname()[1]
     variables = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
     flags = (*FLAGS, *small.eval_flags, "--eval.every_steps", "2")
-    other = rank_processes.running("train", small.train, *flags, "--run.folder", tmp_path / "other", RANK="1", **variables)
+    other = rank_processes.running(
+        "train", small.train, *flags, "--run.folder", tmp_path / "other", RANK="1", **variables
+    )
     for name, value in {**variables, "RANK": "0"}.items():
         monkeypatch.setenv(name, value)
     done = strop("train", small.train, *flags, "--run.folder", tmp_path / "run")
@@ -239,4 +258,6 @@ def test_another_number_of_processes_than_were_launched_is_refused(small, tmp_pa
         monkeypatch.setenv(name, str(value))
     done = strop("train", small.train, "--num-processes", "2", "--run.folder", tmp_path / "run")
     assert done.code == 2
-    assert "trainer.num_processes must be 3, the number of processes that were launched, or be left out, got 2" in done.err
+    assert (
+        "trainer.num_processes must be 3, the number of processes that were launched, or be left out, got 2" in done.err
+    )

@@ -40,7 +40,9 @@ def both(ranks, build, *, kind=TorchTrainer, more=(), total_steps=NUM_STEPS, **g
 
 def rows(seed=0, count=7):
     """Uneven sequences in three groups, advantages of both signs."""
-    batch = make_batch(*random_rows(seed, vocab=VOCAB, count=count), advantages=[(-1) ** i * (0.5 + i) for i in range(count)])
+    batch = make_batch(
+        *random_rows(seed, vocab=VOCAB, count=count), advantages=[(-1) ** i * (0.5 + i) for i in range(count)]
+    )
     ids = torch.arange(count) % 3
     generator = torch.Generator().manual_seed(seed)
     noise = 0.4 * torch.randn(3, *batch.tokens.shape, generator=generator)
@@ -127,8 +129,6 @@ def test_ranks_without_tokens_take_part(ranks):
     batch, objective = rows().select([0]), objective_of()
     check_equal(many.step(batch, objective), one.step(batch, objective))
     check_same_weights(one, many)
-
-
 
 
 def lora_llama():

@@ -118,7 +118,9 @@ def _finish(session: SFTSession) -> None:
         everything.callback(_write_report, session)
         everything.callback(session.folder.drop_best_of_earlier_run)
         if session.trainer.is_torn:
-            session.console.warn(f"no model was written: a process was lost while weights were gathered after step {session.step}.")
+            session.console.warn(
+                f"no model was written: a process was lost while weights were gathered after step {session.step}."
+            )
             return
         if not has_finite_weights(session.loaded.model):
             session.console.warn(f"no model was written: the weights are not finite after step {session.step}.")
