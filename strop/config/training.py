@@ -96,7 +96,8 @@ class TorchTrainerOptions(AdamWOptions):
         default=None,
         ge=1,
         le=1024,
-        description="CPU threads of torch; none, or more than there are cores, means all that this process may use.",
+        description="CPU threads of torch; none, or more than there are cores, means all that this process may use, or its "
+        "share of them beside others.",
     )
 
     def idle(self) -> Iterator[Idle]:

@@ -51,7 +51,7 @@ class Process(Protocol):
 
 
 def start_process(variables: dict[str, str]) -> Process:
-    """A rank with these variables in its environment. Ctrl-C does not reach it, and its standard input ends with this process."""
+    """A rank with these variables in its environment. Ctrl-C does not reach it; its standard input ends with this process."""
     return subprocess.Popen(
         [sys.executable, "-m", "strop.runtime.rank"],
         env={**os.environ, **variables},
