@@ -1,6 +1,6 @@
 """A rank of a trainer other than rank 0: comes up, does what rank 0 asks for, and goes when that goes.
 
-`python -m strop.runtime.rank` is one that rank 0 has started; torchrun's ranks call `serve`.
+`main` is one that rank 0 has started; torchrun's ranks call `serve_if_asked`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 import traceback
 from datetime import timedelta
 
@@ -109,13 +110,14 @@ def loopback() -> str:
 
 
 def _end_with_parent() -> None:
-    """No rank outlives the process that started it: standard input ends with that, and Linux kills even one that hangs."""
+    """No rank outlives the process that started it; Linux kills even one that hangs."""
+    parent = os.getppid()
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_DIES_WITH_PARENT, signal.SIGKILL)
 
     def watch() -> None:
-        while os.read(0, 1):
-            pass
+        while os.getppid() == parent:
+            time.sleep(1)
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True, name="watches the parent").start()
@@ -126,6 +128,3 @@ def main() -> None:
     _end_with_parent()
     sys.exit(serve(timeout_s=float(os.environ[TIMEOUT_S]), num_threads=int(os.environ[NUM_THREADS])))
 
-
-if __name__ == "__main__":
-    main()

@@ -51,11 +51,11 @@ class Process(Protocol):
 
 
 def start_process(variables: dict[str, str]) -> Process:
-    """A rank with these variables in its environment. Ctrl-C does not reach it; its standard input ends with this process."""
+    """A rank with these variables in its environment; Ctrl-C does not reach it."""
     return subprocess.Popen(
-        [sys.executable, "-m", "strop.runtime.rank"],
+        [sys.executable, "-c", "from strop.runtime.rank import main; main()"],
         env={**os.environ, **variables},
-        stdin=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
         start_new_session=True,
     )
 

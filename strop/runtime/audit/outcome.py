@@ -28,7 +28,8 @@ _ONLY_FOR = {
     "threads": ("num_threads",),
 }
 
-_MEAN_ERRORS = ("timeout_s", "request_timeout_s", "num_retries", "max_rounds")  # options that say when a run gives up
+# Options that say when a run gives up.
+_MEAN_ERRORS = ("timeout_s", "request_timeout_s", "process_timeout_s", "num_retries", "max_rounds")
 
 
 @dataclass(frozen=True)
