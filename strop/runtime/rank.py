@@ -14,14 +14,17 @@ import threading
 import time
 import traceback
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 
 from strop.config import TorchTrainerOptions
 from strop.runtime.models import set_threads
-from strop.trainers.together import Lost, TogetherRanks
 from strop.types import StropError
+
+if TYPE_CHECKING:
+    from strop.trainers.together import Lost, TogetherRanks
 
 CAME, REPORT = "strop/came/{}", "strop/report/{}"
 WAITED = "waited: "  # a report that begins so is of a rank that another one failed
@@ -47,6 +50,8 @@ def meeting_place() -> dist.Store:
 
 def join(store: dist.Store, rank: int, size: int, *, timeout_s: float, lost: Lost | None = None) -> TogetherRanks:
     """Join the others. The GPU branch is not run in this project's CI."""
+    from strop.trainers.together import TogetherRanks  # a second to import, for several processes alone
+
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     dist.init_process_group(
         backend,
@@ -127,4 +132,3 @@ def main() -> None:
     """A rank that rank 0 has started."""
     _end_with_parent()
     sys.exit(serve(timeout_s=float(os.environ[TIMEOUT_S]), num_threads=int(os.environ[NUM_THREADS])))
-

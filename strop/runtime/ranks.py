@@ -9,11 +9,10 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 import torch.distributed as dist
-
 from strop.config import TorchTrainerOptions
 from strop.runtime.rank import (
     CAME,
@@ -29,8 +28,10 @@ from strop.runtime.rank import (
     meeting_place,
 )
 from strop.trainers import Ranks
-from strop.trainers.together import TogetherRanks
 from strop.types import ConfigError, ModelError, StropError, WaitError
+
+if TYPE_CHECKING:
+    from strop.trainers.together import TogetherRanks
 
 _END_S = 10.0  # from letting the others go until they are killed
 _SETTLE_S = 5.0  # within which it shows what became of a rank that does not answer
@@ -81,6 +82,7 @@ def open_ranks(options: TorchTrainerOptions, *, device: torch.device) -> Iterato
             f"trainer.num_processes must be at most the number of GPUs, {torch.cuda.device_count()}, got {size}. "
             "Each process needs one of its own; set model.device = cpu to do without."
         )
+    _check_torch(size)
     group = _Others(options.process_timeout_s)
     try:
         with _interface():
@@ -89,6 +91,15 @@ def open_ranks(options: TorchTrainerOptions, *, device: torch.device) -> Iterato
         yield group.ranks
     finally:
         group.end()
+
+
+def _check_torch(size: int) -> None:
+    from torch.distributed.fsdp import FSDPModule
+
+    if not hasattr(FSDPModule, "set_force_sum_reduction_for_comms"):
+        raise ConfigError(
+            f"trainer.num_processes must be 1 with torch {torch.__version__}, got {size}: it needs 2.9 or newer."
+        )
 
 
 def num_ranks(options: TorchTrainerOptions) -> int:

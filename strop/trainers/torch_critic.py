@@ -97,6 +97,7 @@ class TorchCritic:
         with self._recompute.around_step():
             metrics = self._updates.step(batch, cut, partial(self._weighted_loss, cut.kind))
         names = {"loss": "value_loss", "grad_norm": f"{_PREFIX}grad_norm", "lr": f"{_PREFIX}lr"}
+        del metrics["padding_share"]  # that of the policy's step stands for both
         return {names.get(name, name): metric for name, metric in metrics.items()}
 
     def _weighted_loss(self, kind: LayoutKind, part: Batch, rows: RowSizes | None) -> tuple[Tensor, StepMetrics]:

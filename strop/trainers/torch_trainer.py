@@ -121,8 +121,7 @@ class TorchTrainer:
         cut = self._cut(batch)
         with self._recompute.around_step():
             weighted_loss = partial(self._weighted_loss, objective, cut.kind)
-            metrics = self._updates.step(batch, cut, weighted_loss, self._guard)
-        return metrics | self.ranks.merged(cut.metrics())
+            return self._updates.step(batch, cut, weighted_loss, self._guard)
 
     def _weighted_loss(
         self, objective: Objective, kind: LayoutKind, part: Batch, rows: RowSizes | None

@@ -107,7 +107,7 @@ class Updates:
         """
         self._masters.zero_grad()
         parts = [self._accumulate(batch.select(sequences), rows, weighted_loss) for sequences, rows in cut.parts]
-        metrics = self._ranks.merged(merge_metrics(parts))
+        metrics = self._ranks.merged(merge_metrics([*parts, cut.metrics()]))
         metrics["loss"] = Metric.mean(metrics["loss"].total, 1)  # parts add up to the step's loss; steps are averaged
         if not math.isfinite(metrics["loss"].total):
             raise self._blaming(batch, weighted_loss)

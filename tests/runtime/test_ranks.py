@@ -12,12 +12,15 @@ from unittest.mock import patch
 
 import pytest
 import rank_processes
+import tiny_models
 import torch
 from commands.small_runs import ENVIRONMENT, metrics, read_lines, same_weights, small_once, strop, weights
 from rank_processes import Breaks
 
+from strop.config import TorchTrainerOptions
 from strop.runtime import ranks as of_rank_0
-from strop.types import StropError, WaitError
+from strop.trainers import TorchTrainer
+from strop.types import StropError, UserError, WaitError
 
 
 @pytest.fixture(scope="module")
@@ -158,6 +161,13 @@ def test_a_process_that_fails_says_why():
     pid = rank_processes.started[-1].pid
     assert str(error.value) == f"rank 2 (process {pid}) of the trainer failed: MemoryError: no room for it"
     assert [process.poll() is None for process in rank_processes.started[-2:]] == [False, False]
+
+
+def test_what_a_model_cannot_do_is_refused_in_the_words_of_one_process():
+    options = TorchTrainerOptions(layout="packed")
+    with rank_processes.opened(2) as found, pytest.raises(UserError) as error:
+        found.make(TorchTrainer, tiny_models.opt(), options, total_steps=1)
+    assert str(error.value).startswith("trainer.layout must be padded or auto for OPTForCausalLM, got packed: ")
 
 
 def test_a_process_that_does_not_come_up_is_named(monkeypatch):

@@ -29,6 +29,9 @@ def ranks(request):
         yield found
 
 
+of_three = pytest.mark.parametrize("ranks", [3], indirect=True, ids=["three"])
+
+
 def both(ranks, build, *, kind=TorchTrainer, more=(), total_steps=NUM_STEPS, **given):
     """The same learner in this process alone, and over the ranks."""
     keeps = {"keeps_reference": given.pop("keeps_reference")} if "keeps_reference" in given else {}
@@ -137,6 +140,7 @@ def lora_llama():
     return model
 
 
+@of_three
 @pytest.mark.parametrize(
     "build, given",
     [
@@ -163,6 +167,7 @@ def test_a_step_is_that_of_one_process(ranks, build, given):
         torch.testing.assert_close(found, wanted, **CLOSE)
 
 
+@of_three
 def test_bfloat16_learns_by_sharded_float32_masters(ranks):
     """Gradients are rounded in another order (2^-9 each); the masters keep steps that bfloat16 would lose."""
     one, many = both(ranks, lambda: tiny_models.llama().bfloat16(), lr=1e-4)
@@ -185,6 +190,7 @@ def test_bfloat16_learns_by_sharded_float32_masters(ranks):
 # ---- what else a run asks for ---------------------------------------------------------------------------------------
 
 
+@of_three
 def test_the_reference_stays_until_it_is_refreshed(ranks):
     _, many = both(ranks, tiny_models.llama, keeps_reference=True)
     before, objective = many.logprobs(rows()), objective_of()
@@ -196,6 +202,7 @@ def test_the_reference_stays_until_it_is_refreshed(ranks):
     assert torch.equal(many.logprobs(rows(), model="reference"), after)
 
 
+@of_three
 def test_going_back_gives_weights_and_moments_as_they_were(ranks, tmp_path):
     _, many = both(ranks, tiny_models.llama)
     objective, folders = objective_of(), [tmp_path / name for name in ("before", "moved", "back", "weights")]
@@ -220,6 +227,7 @@ def test_going_back_gives_weights_and_moments_as_they_were(ranks, tmp_path):
     many.forget()
 
 
+@of_three
 def test_a_loss_that_is_not_finite_names_its_sequence_and_the_next_step_is_made(ranks):
     one, many = both(ranks, tiny_models.llama)
     good = rows()
@@ -235,6 +243,7 @@ def test_a_loss_that_is_not_finite_names_its_sequence_and_the_next_step_is_made(
     check_same_weights(one, many)
 
 
+@of_three
 def test_a_guard_of_rank_0_stops_the_step_in_all(ranks):
     def watch(metrics):
         if watch.refuses:
@@ -252,6 +261,7 @@ def test_a_guard_of_rank_0_stops_the_step_in_all(ranks):
     assert many.digest() != before
 
 
+@of_three
 def test_unreduced_losses_are_those_of_one_process(ranks):
     one, many = both(ranks, tiny_models.llama)
     batch, objective = prepare_update(objective_of(), rows(), updates_done=1), objective_of()
@@ -259,6 +269,7 @@ def test_unreduced_losses_are_those_of_one_process(ranks):
         torch.testing.assert_close(found, wanted, **CLOSE)
 
 
+@of_three
 def test_a_state_is_the_same_file_on_any_number_of_processes(ranks, tmp_path):
     """What one process saves the ranks load and save again, byte for byte, and go on from as that one does."""
     one, many = both(ranks, tiny_models.llama, keeps_reference=True)
@@ -281,6 +292,7 @@ def test_a_state_is_the_same_file_on_any_number_of_processes(ranks, tmp_path):
     check_same_weights(one, many)
 
 
+@of_three
 def test_a_state_of_another_model_is_refused_and_the_ranks_go_on(ranks, tmp_path):
     other, many = make_other(), both(ranks, tiny_models.llama)[1]
     other.save(tmp_path)
