@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 import torch.distributed as dist
+
 from strop.config import TorchTrainerOptions
 from strop.runtime.rank import (
     CAME,
