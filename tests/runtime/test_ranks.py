@@ -140,7 +140,8 @@ def test_a_killed_process_ends_the_run_with_its_name_and_the_run_can_go_on(small
 
 
 def test_a_process_that_hangs_ends_the_run_within_the_limit(small, tmp_path):
-    done, folder, seconds, _ = struck(small, tmp_path, signal.SIGSTOP, "--process-timeout-s", "3")
+    flags = ("--process-timeout-s", "3", "--checkpoint-every-steps", "3")  # none is there, and none can be made
+    done, folder, seconds, _ = struck(small, tmp_path, signal.SIGSTOP, *flags)
     process = rank_processes.started[-1]
     assert done.code == 1
     assert (
@@ -175,12 +176,14 @@ def test_a_process_that_does_not_come_up_is_named(monkeypatch):
         return rank_processes.sleeping()
 
     monkeypatch.setattr(rank_processes, "start", start)
+    began = time.monotonic()
     with (
         pytest.raises(WaitError, match=r"rank 1 \(process \d+\) of the trainer did not come up within"),
         rank_processes.opened(2, process_timeout_s=0.2),
     ):
         pass
-    assert rank_processes.started[-1].poll() is not None
+    assert rank_processes.started[-1].poll() == -signal.SIGKILL
+    assert time.monotonic() - began < 30
 
 
 INTERRUPTS = """
