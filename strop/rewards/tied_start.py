@@ -1,0 +1,52 @@
+"""A program that becomes another one, which ends when the process that started it is gone, however that ended.
+
+python tied_start.py LIFE COMMAND...: LIFE is the number of the reading end of a pipe whose writing end the starter alone
+holds. Linux kills the command when its starter dies. Everywhere a watcher, a process of the command's group, waits for the
+end of the pipe and then kills the group: also what the command has started, and a command whose starter died too soon to be
+noticed. It imports nothing of strop, so that it starts fast.
+"""
+
+import os
+import signal
+import sys
+
+
+def watch(life: int) -> None:
+    """Wait for the end of the pipe; then end the whole group, and with it this process."""
+    for number in map(int, os.listdir("/dev/fd")):
+        if number != life:
+            try:
+                os.close(number)  # the ends of pipes that others wait to see closed
+            except OSError:
+                pass  # that of the folder itself
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    while os.read(life, 1):
+        pass
+    os.killpg(0, signal.SIGKILL)
+
+
+def start_watcher(life: int) -> None:
+    """Not as a child of the command: it is none of those that the command may wait for."""
+    between = os.fork()
+    if between == 0:
+        if os.fork() == 0:
+            watch(life)
+        os._exit(0)
+    os.waitpid(between, 0)
+
+
+def end_with_parent() -> None:
+    """Let Linux kill this process, and what it becomes, when the starter dies."""
+    if sys.platform == "linux":
+        import ctypes
+
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    end_with_parent()
+    start_watcher(int(sys.argv[1]))
+    os.close(int(sys.argv[1]))
+    os.execv(sys.argv[2], sys.argv[2:])
