@@ -149,6 +149,7 @@ _COUNTS = (  # shown where there are any
     ("timeouts", "reward/num_timeouts"),
     ("crashes", "reward/num_crashes"),
     ("out of memory", "reward/num_out_of_memory"),
+    ("too many processes", "reward/num_too_many_processes"),
     ("left out", "reward/num_excluded"),
     ("groups of one", "groups_of_one"),
     ("rounds", "rounds"),

@@ -41,7 +41,7 @@ class MathsProcess:
                 self._stop()
                 self._start()
             try:
-                line = _ask(self._process, json.dumps([label, answer, is_marked]), MAX_WAIT_S)
+                line = self._process.ask(json.dumps([label, answer, is_marked]), MAX_WAIT_S)
             except KeyboardInterrupt:
                 self._stop()  # its answer would be taken for the next question's
                 raise
@@ -62,26 +62,10 @@ def _start() -> TiedProcess:
     pipe, nowhere = subprocess.PIPE, subprocess.DEVNULL
     env = {**os.environ, "PYTHONHASHSEED": "0"}  # the same verdict in every run
     process = TiedProcess(command, stdin=pipe, stdout=pipe, stderr=nowhere, env=env)
-    if json.loads(_ask(process, json.dumps(["1", "1", True]), MAX_START_S) or "null") is not True:
+    if json.loads(process.ask(json.dumps(["1", "1", True]), MAX_START_S) or "null") is not True:
         process.end()
         raise RewardError(
             "reward.kind = math needs a working math-verify, but its process did not answer. "
             f'Run it to see why: {" ".join(command)} <<< \'["1", "1", true]\''
         )
     return process
-
-
-def _ask(process: TiedProcess, question: str, limit_s: float) -> bytes:
-    assert process.stdin is not None
-    assert process.stdout is not None
-    timer = threading.Timer(limit_s, process.kill_group)
-    timer.start()
-    try:
-        process.stdin.write(question.encode() + b"\n")
-        process.stdin.flush()
-        return process.stdout.readline()
-    except BrokenPipeError:
-        return b""
-    finally:
-        timer.cancel()
-

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,21 @@ class TiedProcess(subprocess.Popen[bytes]):
             raise
         finally:
             os.close(watched)
+
+    def ask(self, question: str, limit_s: float) -> bytes:
+        """Its answer, a line, to a question, a line; empty where it has ended, or is ended because it took too long."""
+        assert self.stdin is not None
+        assert self.stdout is not None
+        timer = threading.Timer(limit_s, self.kill_group)
+        timer.start()
+        try:
+            self.stdin.write(question.encode() + b"\n")
+            self.stdin.flush()
+            return self.stdout.readline()
+        except BrokenPipeError:
+            return b""
+        finally:
+            timer.cancel()
 
     def kill_group(self) -> None:
         """End it and all that it has started."""

@@ -6,6 +6,7 @@ end of the pipe and then kills the group: also what the command has started, and
 noticed. It imports nothing of strop, so that it starts fast.
 """
 
+import contextlib
 import os
 import signal
 import sys
@@ -15,10 +16,8 @@ def watch(life: int) -> None:
     """Wait for the end of the pipe; then end the whole group, and with it this process."""
     for number in map(int, os.listdir("/dev/fd")):
         if number != life:
-            try:
+            with contextlib.suppress(OSError):  # of the folder's own number
                 os.close(number)  # the ends of pipes that others wait to see closed
-            except OSError:
-                pass  # that of the folder itself
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     while os.read(life, 1):

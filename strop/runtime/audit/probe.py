@@ -30,6 +30,14 @@ from strop.types import Completion, Engine, GenerateRequest, GuardError, Prompt,
 
 _ANSWERS = (("7", "7"), (" 7\n", "7"), ("7.4", "7"), ("x = 7", "7"), ("3", "7"), ("", "7"), (r"\boxed{7}", "7"))
 
+# Programs, with what they are to do, that take one thing more than others do.
+_FORKS = "import os, time\nif os.fork():\n    os.wait()\nelse:\n    time.sleep(0.2)"
+_PROGRAMS = (
+    ("x = 3", '["assert x == 3", "assert x == 4"]'),
+    ("bytearray(128 << 20)", "7"),
+    ("open('file', 'wb').write(bytes(3 << 20))", "7"),
+    (_FORKS, "7"),
+)
 _BROKEN_ENTRY = {"dataset": "chain_sum", "options": {}, "entry": {}}  # a dataset's own scorer fails on it
 
 
@@ -125,7 +133,7 @@ def probe_scorer(config: TrainConfig) -> Outcome:
 def _scores(reward: RewardOptions) -> list[Any]:
     scores: list[Any] = []
     scorer = make_scorer(reward)
-    for sample, (text, label) in enumerate(_ANSWERS):
+    for sample, (text, label) in enumerate(_ANSWERS + _PROGRAMS if reward.kind == "code" else _ANSWERS):
         prompt = Prompt(row=sample, tokens=(2,), text="", label=label, metadata=_BROKEN_ENTRY)
         rollout = Rollout(prompt, 0, sample, (2, 3), (False, True), (0.0, -1.0), (-1, 0), "stop", text=text)
         scores.append(_scored(scorer, rollout))
