@@ -160,6 +160,11 @@ class CodeRewardOptions(Options):
     score: Literal["all", "fraction"] = Field(
         default="all", description="1 only where all tests are passed, or the share of them that is."
     )
+    isolation: Literal["full", "limits"] = Field(
+        default="full",
+        description="full: programs reach none of your files and processes, and where the system cannot keep them from those "
+        "the run does not begin; limits: they have the limits below alone, and no network where the system allows it.",
+    )
     timeout_s: float = Field(default=10.0, ge=0.01, description="Seconds that each test may take.")
     memory_limit_mb: int = Field(
         default=512, ge=64, description="Megabytes of address space that each process of a program may have."

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Literal
 
 from strop.rewards.code_tests import CodeTest, code_label
-from strop.rewards.jail import Ended, Jail, Limits, describe
+from strop.rewards.jail import Ended, Isolation, Jail, Limits, describe
 from strop.rewards.label import read_label
 from strop.rewards.pool import num_cores
 from strop.rewards.reading import Outcome, Score
@@ -43,23 +43,25 @@ class CodeScore:
     Args:
         limits: of each run.
         score: "all" or "fraction".
+        isolation: of the processes that run programs.
 
     Raises:
         RewardError: a label holds no tests; or this machine can run no programs.
     """
 
-    def __init__(self, limits: Limits, score: Literal["all", "fraction"]) -> None:
-        self._limits, self._score = limits, score
-        self._jails, self._own, self._counts = [Jail()], threading.local(), Counter[Ended]()
+    def __init__(self, limits: Limits, score: Literal["all", "fraction"], isolation: Isolation) -> None:
+        self._limits, self._score, self._isolation = limits, score, isolation
+        self._jails, self._own, self._counts = [Jail(isolation)], threading.local(), Counter[Ended]()
+        self._jails[0].check(limits)
         self._spare, self._lock = list(self._jails), threading.Lock()
-        if "network" not in self._jails[0].kept:
+        if "files" not in self._jails[0].kept:
             logger.warning("reward.kind = code runs what the model writes with %s.", describe(self._jails[0].kept))
 
     def __call__(self, rollouts: Sequence[Rollout], advance: Callable[[int], object]) -> list[Outcome]:
         """A score for each rollout."""
         labels = [read_label(rollout.prompt, code_label) for rollout in rollouts]
         num_threads = min(num_cores(), MAX_JAILS, max(1, len(rollouts)))
-        self._spare, self._own = list(self._jails), threading.local()
+        self._spare, self._own, self._is_stopped = list(self._jails), threading.local(), False
         scores: list[Outcome] = []
         with ThreadPoolExecutor(num_threads) as pool:
             try:
@@ -68,6 +70,7 @@ class CodeScore:
                     scores.append(Score(passed))
                     advance(done + 1)
             except BaseException:
+                self._is_stopped = True  # programs that run come to their end; no others begin
                 pool.shutdown(cancel_futures=True)
                 raise
         return scores
@@ -93,7 +96,7 @@ class CodeScore:
             num_passed += not ended
             if ended and self._score == "all":
                 return 0.0, first
-            if ended == "timeout":
+            if ended == "timeout" or self._is_stopped:
                 break  # others would take as long
         return num_passed / len(tests), first
 
@@ -112,7 +115,7 @@ class CodeScore:
         if not hasattr(self._own, "jail"):
             with self._lock:
                 if not self._spare:
-                    self._jails.append(Jail())
+                    self._jails.append(Jail(self._isolation))
                     self._spare.append(self._jails[-1])
                 self._own.jail = self._spare.pop()
         return self._own.jail

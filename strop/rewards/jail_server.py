@@ -1,8 +1,9 @@
 """A program that runs other people's Python programs, each within limits and apart from the rest as far as the system allows.
 
 A request is a line of JSON on standard input, `{"program", "stdin", "test", limits...}`; the answer is a line of JSON on
-standard output. To an empty line it says what it can keep programs from: the "network", other "processes", "files" (no
-program writes outside of its folder), where Linux allows namespaces; or, where root may have none, a "user" of their own.
+standard output. To an empty line it says what it keeps programs from: the "network", other "processes" and "files" (no
+program writes outside of its folder), where Linux allows namespaces; or that they have a "user" of their own, where root may
+have none. Started with the word `limits` it keeps them from the network at most.
 It imports nothing of strop, so that it starts fast.
 """
 
@@ -23,7 +24,8 @@ NEW_MOUNTS, NEW_IPC, NEW_USER, NEW_PIDS, NEW_NET = 0x00020000, 0x08000000, 0x100
 _MOUNT_SETATTR, _AT_FDCWD, _AT_RECURSIVE = 442, -100, 0x8000
 _READ_ONLY, _PRIVATE = 0x1, 1 << 18
 _NOSUID, _NODEV = 0x2, 0x4
-_SUBREAPER = 36
+_NOEXEC = 0x8
+_DEATH_SIGNAL, _DROP_CAPABILITY, _SUBREAPER, _NO_NEW_PRIVILEGES = 1, 24, 36, 38
 OTHER_USERS = 61184  # from here on: numbers that systems give to users of one service each
 # What comes before a test: it runs with what the program defined. Where all went well, or an assert failed, it says so by a
 # word that the program was not told.
@@ -49,7 +51,8 @@ class NotAllowedError(Exception):
 
 def _call(name, *given):
     libc = ctypes.CDLL(None, use_errno=True)
-    if getattr(libc, name)(*given) < 0:
+    words = [ctypes.c_long(one) if isinstance(one, int) else one for one in given]
+    if getattr(libc, name)(*words) < 0:
         raise NotAllowedError(os.strerror(ctypes.get_errno()))
 
 
@@ -76,6 +79,18 @@ def seal_files(folder, limit_bytes):
     _call("mount", b"tmpfs", folder.encode(), b"tmpfs", _NOSUID | _NODEV, options)
 
 
+def hide_processes():
+    """This process is the first of its namespace, and sees those of it alone."""
+    if os.getpid() != 1:
+        raise NotAllowedError("it is not the first process of a namespace of its own")
+    _call("unshare", NEW_MOUNTS)
+    hidden = _READ_ONLY | _NOSUID | _NODEV | _NOEXEC
+    try:
+        _call("mount", b"proc", b"/proc", b"proc", hidden, None)
+    except NotAllowedError:  # as in a container, where parts of it are hidden already: programs have none then
+        _call("mount", b"tmpfs", b"/proc", b"tmpfs", hidden, None)
+
+
 def in_fork(work):
     """Whether a function ends well in a process of its own."""
     child = os.fork()
@@ -91,22 +106,30 @@ def in_fork(work):
     return os.waitpid(child, 0)[1] == 0
 
 
-def probe(python):
-    """What this system lets programs be kept from; leaves the network."""
-    found = []
-    if sys.platform == "linux":
-        try:
+def probe(python, isolation):
+    """What programs are kept from; leaves the network where that is a part of it."""
+    if sys.platform != "linux":
+        return []
+    has_network_apart = in_fork(leave_network)
+    if isolation == "limits":
+        if has_network_apart:
             leave_network()
-            found.append("network")
-        except (NotAllowedError, OSError):
-            return ["user"] if os.getuid() == 0 and in_fork(lambda: _start_as_other(python)) else []
-        if in_fork(lambda: _call("unshare", NEW_PIDS)):
-            found.append("processes")
-        folder = tempfile.mkdtemp(prefix="strop-")
-        if in_fork(lambda: seal_files(folder, 1 << 20)):
-            found.append("files")
-        os.rmdir(folder)
-    return found
+        return ["network"] if has_network_apart else []
+    folder = tempfile.mkdtemp(prefix="strop-")
+    is_apart = has_network_apart and in_fork(lambda: _try_all(folder))
+    os.rmdir(folder)
+    if is_apart:
+        leave_network()
+        return ["network", "processes", "files"]
+    return ["user"] if os.getuid() == 0 and in_fork(lambda: _start_as_other(python)) else []
+
+
+def _try_all(folder):
+    leave_network()
+    seal_files(folder, 1 << 20)
+    _call("unshare", NEW_PIDS)
+    if not in_fork(hide_processes):
+        raise NotAllowedError("it has no processes of its own")
 
 
 def _start_as_other(python):
@@ -115,7 +138,7 @@ def _start_as_other(python):
 
 
 def become_other():
-    """Another user, whom nothing belongs to and who runs nothing else."""
+    """Another user, whom nothing belongs to and who runs nothing else: programs can end no process but their own."""
     number = OTHER_USERS + os.getpid() % 4096
     os.setgroups([])
     os.setresgid(number, number, number)
@@ -165,17 +188,29 @@ def _run_apart(request, kept, folder):
             _call("unshare", NEW_PIDS)
     if "user" in kept:
         os.chmod(folder, 0o777)  # a user of its own is to write there
-    num_tasks = _num_tasks()
+    num_tasks, parent = _num_tasks(), os.getpid()
+    told, tells = os.pipe()
     child = os.fork()
     if child == 0:
-        _become(request, folder, name, streams, kept, num_tasks)
+        _become(request, folder, name, streams, kept, num_tasks, parent, tells)
+    os.close(tells)
+    is_stopped = os.read(told, 1)  # until it is closed, as the last thing before the program
     ended, status = _wait(child, request)
+    if is_stopped:
+        return {"ended": "failed", "text": "the system does not keep it from other processes any more"}
     return _told(ended, status, request, streams, token)
 
 
-def _become(request, folder, name, streams, kept, num_tasks):
+def _become(request, folder, name, streams, kept, num_tasks, parent, tells):
+    """Be the program; or say a byte and end, where that would not be apart although it is to be."""
     try:
         os.setsid()
+        if sys.platform == "linux":
+            try:
+                _leave_rights(kept, parent)
+            except BaseException:
+                os.write(tells, b"!")
+                raise
         os.chdir(folder)
         for place, stream in enumerate(streams):
             os.dup2(stream.fileno(), place + 10)
@@ -184,8 +219,6 @@ def _become(request, folder, name, streams, kept, num_tasks):
         os.closerange(len(streams), 1024)
         os.set_inheritable(3, True)
         _limit(request, num_tasks)
-        if "user" in kept:
-            become_other()
         for number in range(1, signal.NSIG):
             if number not in (signal.SIGKILL, signal.SIGSTOP):
                 with contextlib.suppress(OSError, ValueError):
@@ -196,6 +229,22 @@ def _become(request, folder, name, streams, kept, num_tasks):
         os.execve(request["python"], [request["python"], "-s", "-P", name], env)
     finally:
         os._exit(127)
+
+
+def _leave_rights(kept, parent):
+    """This process, and what it becomes, is apart, may do no more than its user, and ends with the one that watches it."""
+    if "processes" in kept:
+        hide_processes()
+    if os.getuid() == 0:
+        for number in range(64):
+            with contextlib.suppress(NotAllowedError):  # there are about 40 of them
+                _call("prctl", _DROP_CAPABILITY, number, 0, 0, 0)
+    if "user" in kept:
+        become_other()
+    _call("prctl", _NO_NEW_PRIVILEGES, 1, 0, 0, 0)
+    _call("prctl", _DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() not in (0, parent):  # 0: it is outside of this namespace
+        raise NotAllowedError("the process that watches it is gone")
 
 
 def _num_tasks():
@@ -299,10 +348,11 @@ def _end_of(stream):
     return stream.read()
 
 
-def main(python):
+def main(python, isolation):
+    os.umask(0o022)  # another user is to read what lies here
     for stream in (sys.stdin, sys.stdout):
         os.set_inheritable(stream.fileno(), False)
-    kept = probe(python)
+    kept = probe(python, isolation)
     for line in sys.stdin:
         try:
             answer = run(json.loads(line), kept) if line.strip() else kept
@@ -312,4 +362,4 @@ def main(python):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

@@ -70,8 +70,8 @@ def make_scorer(options: RewardOptions) -> Scorer:
 
 
 def _code_score(options: CodeRewardOptions) -> CodeScore:
-    limits = {name: value for name, value in options.bound().items() if name != "score"}
-    return CodeScore(Limits(**limits), options.score)
+    limits = {name: value for name, value in options.bound().items() if name not in ("score", "isolation")}
+    return CodeScore(Limits(**limits), options.score, options.isolation)
 
 
 def _own_scorer(score: Callable[[Rollout], Any], name: str, *more: Any, **metrics: Any) -> Scorer:

@@ -1,9 +1,9 @@
 """A program that becomes another one, which ends when the process that started it is gone, however that ended.
 
 python tied_start.py LIFE COMMAND...: LIFE is the number of the reading end of a pipe whose writing end the starter alone
-holds. Linux kills the command when its starter dies. Everywhere a watcher, a process of the command's group, waits for the
-end of the pipe and then kills the group: also what the command has started, and a command whose starter died too soon to be
-noticed. It imports nothing of strop, so that it starts fast.
+holds. A watcher, a process of the command's group, waits for the end of the pipe and then kills the group: the command, and
+what that has started. (Linux could kill the command by itself at its parent's death, but takes the end of the thread that
+started it for that.) It imports nothing of strop, so that it starts fast.
 """
 
 import contextlib
@@ -35,17 +35,7 @@ def start_watcher(life: int) -> None:
     os.waitpid(between, 0)
 
 
-def end_with_parent() -> None:
-    """Let Linux kill this process, and what it becomes, when the starter dies."""
-    if sys.platform == "linux":
-        import ctypes
-
-        pr_set_pdeathsig = 1
-        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
-
-
 if __name__ == "__main__":
-    end_with_parent()
     start_watcher(int(sys.argv[1]))
     os.close(int(sys.argv[1]))
     os.execv(sys.argv[2], sys.argv[2:])

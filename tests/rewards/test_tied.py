@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -94,3 +95,16 @@ def test_the_command_has_its_exit_code_its_pipes_and_no_child_that_it_did_not_st
     assert process.stdout.read() == b"hello\n"  # to its end, which nobody else holds open
     assert process.wait(10) == 7
     process.end()
+
+
+def test_a_process_outlives_the_thread_that_started_it():
+    """Linux can end a process with its parent, but counts the thread as the parent."""
+    program, pipe, made = "print(input()); input()", subprocess.PIPE, []
+    command = [sys.executable, "-I", "-S", "-u", "-c", program]
+    thread = threading.Thread(target=lambda: made.append(TiedProcess(command, stdin=pipe, stdout=pipe)))
+    thread.start()
+    thread.join()
+    assert made[0].ask("hello", 10) == b"hello\n"
+    time.sleep(0.1)
+    assert made[0].poll() is None
+    made[0].end()

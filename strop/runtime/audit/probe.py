@@ -37,6 +37,7 @@ _PROGRAMS = (
     ("bytearray(128 << 20)", "7"),
     ("open('file', 'wb').write(bytes(3 << 20))", "7"),
     (_FORKS, "7"),
+    ("import os\nis_apart = os.getpid() == 1 or os.getuid() > 60000", "assert is_apart"),
 )
 _BROKEN_ENTRY = {"dataset": "chain_sum", "options": {}, "entry": {}}  # a dataset's own scorer fails on it
 
