@@ -140,6 +140,8 @@ _COLUMNS = (
     ("entropy", "entropy", ".3f"),
     ("clip", "clip_fraction", ".1%"),
     ("grad", "grad_norm", ".3f"),
+    ("vloss", "value_loss", ".4f"),
+    ("vgrad", "critic_grad_norm", ".3f"),
     ("gap", "logprob_gap", ".0e"),
     ("tok/s", "tokens_per_second", ",.0f"),
 )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -200,10 +201,27 @@ def restore_learners(session: Session, path: Path, state: Mapping[str, Any], cha
     """All that learns as a checkpoint has it."""
     session.trainer.load(path)
     if session.critic is not None:
-        session.critic.load(path)
+        with _as_option(session, path):
+            session.critic.load(path)
     session.objective.load_state(_still_valid(state["objective"], changes))
     if session.engine is not None:
         session.engine.policy_version = session.trainer.num_steps
+
+
+@contextmanager
+def _as_option(session: Session, path: Path) -> Iterator[None]:
+    """A critic of another shape comes from what the options name, and not from the checkpoint."""
+    try:
+        yield
+    except UserError as error:
+        option, critic = (
+            ("critic.path", session.config.critic.path) if session.config.critic.path else ("model.path", "")
+        )
+        got = f", got {critic!r}" if critic else ""
+        raise ModelError(
+            f"{option} must give a critic of the shape that {path} holds{got}. Set it back to what the run began with, or "
+            f"start a new run from this run's model. ({error})"
+        ) from error
 
 
 def _other_data(session: Session, before: str, path: Path, allowed: frozenset[str]) -> list[Change]:

@@ -126,7 +126,7 @@ def _with_learners(
     """The session of a training run, around the part that samples."""
     loaded, console = base.loaded, base.console
     held_out = load_held_out(config, loaded, console, scorers)
-    critic = open_critic(config, loaded)
+    critic = open_critic(config, loaded, console.note)
     interrupts.check()
     if critic is not None:
         longest = max(base.prompts, key=lambda p: len(p.tokens))
