@@ -56,7 +56,7 @@ bench: .venv/bench.stamp
 	$(BIN)/python -m pip install --quiet --editable ".[bench]"
 	@touch $@
 
-# Many steps of the quickstart, killed and with a full disk again and again; some minutes.
+# Many steps of the quickstart, killed, with a full disk and with scorers that are killed, slow or stuck; some minutes.
 soak: .venv/run.stamp
 	OMP_NUM_THREADS=1 $(BIN)/python tools/soak.py
 

@@ -151,21 +151,27 @@ def run(request, kept):
     told, tells = os.pipe()
     child = os.fork()
     if child == 0:
-        os.close(told)
         try:
-            answer = _run_apart(request, kept, folder)
-        except Exception as error:  # noqa: BLE001
-            answer = {"ended": "failed", "text": f"{type(error).__name__}: {error}"}
-        data = json.dumps(answer).encode()
-        while data:
-            data = data[os.write(tells, data) :]
-        os._exit(0)
+            os.close(told)
+            _tell(tells, request, kept, folder)
+        finally:  # also where nobody listens any more: it must not go on as the process that it was forked from
+            os._exit(0)
     os.close(tells)
     with os.fdopen(told, "rb") as answer:
         line = answer.read()
     os.waitpid(child, 0)
     shutil.rmtree(folder, ignore_errors=True)
     return json.loads(line or '{"ended": "failed", "text": "the process that watched it ended"}')
+
+
+def _tell(tells, request, kept, folder):
+    try:
+        answer = _run_apart(request, kept, folder)
+    except Exception as error:  # noqa: BLE001
+        answer = {"ended": "failed", "text": f"{type(error).__name__}: {error}"}
+    data = json.dumps(answer).encode()
+    while data:
+        data = data[os.write(tells, data) :]
 
 
 def _run_apart(request, kept, folder):

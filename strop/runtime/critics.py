@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from strop.config import ModelOptions, TrainConfig
 from strop.runtime.models import LoadedModel, check_is_folder_or_name, load_settings, load_tokenizer, load_weights
+from strop.runtime.run_folder import save_tokenizer
 from strop.trainers import TorchCritic, ValueModel, body_of
 from strop.types import ModelError
 
@@ -87,5 +88,5 @@ def _fill_head(model: ValueModel, path: Path) -> None:
 def save_critic(critic: TorchCritic, tokenizer: Any, folder: Path) -> None:
     """Write a folder that `critic.path` may name."""
     critic.model.body.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    save_tokenizer(tokenizer, folder)
     save_file({name: p.detach().contiguous() for name, p in critic.model.head.named_parameters()}, folder / _HEAD)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -36,7 +37,8 @@ from strop.types import ConfigError, DataError, GuardError, ModelError, UserErro
 
 
 def checkpoint_to_resume(folder: RunFolder, word: str | None, *, overwrite: bool) -> str | None:
-    """What to go on from, with "auto" decided: the newest checkpoint if the folder has one, else nothing.
+    """What to go on from, with "auto" decided: the newest checkpoint if the folder has one, else nothing. Then the folder is
+    to be cleared: it holds what may be replaced, or a run that ended before its first checkpoint was written.
 
     Raises:
         UserError: the folder holds a run that wrote no checkpoint, and nothing says that it may be replaced.
@@ -45,13 +47,25 @@ def checkpoint_to_resume(folder: RunFolder, word: str | None, *, overwrite: bool
         return word
     if has_checkpoints(folder.checkpoints):
         return "newest"
-    if folder.holds_run() and not overwrite:
+    if folder.holds_run() and not overwrite and not _has_only_begun(folder):
         raise UserError(
             f"run.folder = {str(folder.path)!r} holds a run without a checkpoint, from which --resume auto cannot go on. "
             "Replace it with --run.overwrite, or name another folder. Its successor can be resumed with "
             "run.checkpoint_every_steps above 0."
         )
     return None
+
+
+def _has_only_begun(folder: RunFolder) -> bool:
+    """Did the run end, however it did, before one of its checkpoints could be complete? Each waits for the one before it."""
+    if folder.holds_model():
+        return False
+    try:
+        table = tomllib.loads(folder.config.read_text(encoding="utf-8"))["run"]
+        every = int(table["checkpoint_every_steps"])
+    except (OSError, ValueError, KeyError, TypeError):  # it was being written
+        every = 1
+    return max((row["step"] for row in read_metrics(folder.metrics)), default=0) < 2 * every
 
 
 def save_checkpoint(session: Session) -> None:
@@ -126,6 +140,8 @@ def restore(session: Session, which: str, allowed: frozenset[str]) -> None:
         UserError: there is none, or it belongs to another config, another model or other data.
     """
     path, state = find_checkpoint(session.folder.checkpoints, which, warn=session.console.warn)
+    if "prompts" not in state:
+        raise DataError(f"{path} is of strop sft. strop sft CONFIG --resume goes on from it.")
     config, console = session.config, session.console
     changes = allowed_differences(config, state["config"], allowed)
     changes += _other_data(session, state["prompts"], path, allowed)

@@ -323,9 +323,17 @@ def test_limits_in_which_python_does_not_start_are_refused_at_the_start():
 
 
 def test_a_process_that_is_ended_from_outside_costs_no_program_its_score():
-    jail = Jail()
-    jail._process.kill_group()
-    assert jail.run("x = 1", Limits(**LIMITS), test="pass").ended == ""
+    jail, ended = Jail(), []
+    for kill in (jail._process.kill_group, jail._process.kill, None):
+        thread = threading.Thread(
+            target=lambda: ended.append(jail.run("import time; time.sleep(0.4)", Limits(**LIMITS), test="pass").ended)
+        )
+        thread.start()
+        time.sleep(0.2)
+        if kill:
+            kill()
+        thread.join()
+    assert ended == ["", "", ""]
     jail.close()
 
 

@@ -15,6 +15,7 @@ from strop.config.resuming import allowed_changes, resume_word
 from strop.config.tree import walk
 from strop.observe.console import Console, QuietConsole
 from strop.observe.report import write_report
+from strop.runtime.best import kept_step
 from strop.runtime.models import has_finite_weights
 from strop.runtime.random_states import seeded
 from strop.runtime.resume import checkpoint_to_resume
@@ -73,7 +74,7 @@ def sft(
         interrupts.check()
         if session.step >= session.num_steps or session.has_lost_patience:
             console.warn(f"nothing is left to do: {_what_is_made(session)}.")
-        if overwrite and which is None:
+        if which is None and (overwrite or word is not None):
             folder.clear()
         interrupted = _run(session)
     best = session.best if session.best.step >= 0 else None
@@ -139,7 +140,7 @@ def _write_report(session: SFTSession) -> None:
         rollouts=None,
     )
     parts = [f"model: {folder.model}"] if folder.model.exists() else []
-    if folder.best.exists():
+    if kept_step(folder.best) is not None:
         best = json.loads((folder.best / "best.json").read_text(encoding="utf-8"))
         parts.append(f"best (after step {best['step']}, validation loss {best['validation_loss']:.4f}): {folder.best}")
     session.console.note("    ".join([*parts, f"report: {folder.report}"]))
