@@ -57,14 +57,17 @@ def checkpoint_to_resume(folder: RunFolder, word: str | None, *, overwrite: bool
 
 
 def _has_only_begun(folder: RunFolder) -> bool:
-    """Did the run end, however it did, before one of its checkpoints could be complete? Each waits for the one before it."""
+    """Is there a run of this folder that ended, however it did, before one of its checkpoints could be complete? Each of them
+    waits for the one before it. False for anything else, such as a folder of one's own files."""
     if folder.holds_model():
         return False
     try:
-        table = tomllib.loads(folder.config.read_text(encoding="utf-8"))["run"]
-        every = int(table["checkpoint_every_steps"])
-    except (OSError, ValueError, KeyError, TypeError):  # it was being written
-        every = 1
+        options = tomllib.loads(folder.config.read_text(encoding="utf-8"))["run"]
+        written_for, every = Path(options["folder"]).resolve(), int(options["checkpoint_every_steps"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+    if written_for != folder.path.resolve():
+        return False
     return max((row["step"] for row in read_metrics(folder.metrics)), default=0) < 2 * every
 
 

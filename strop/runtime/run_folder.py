@@ -106,6 +106,12 @@ class RunFolder:
             if kept.is_dir():
                 (kept / _OF_EARLIER_RUN).touch()
 
+    def write_config(self, text: str) -> None:
+        """config.toml, whole or absent; the first of a run's files."""
+        beside = self.path / ".config.toml.new"
+        beside.write_text(text, encoding="utf-8")
+        beside.replace(self.config)
+
     def check_model(self, model: Path) -> None:
         """Raises UserError where `model/` or `best/`, whichever is given, is missing or is that of an earlier run."""
         is_there = model.is_dir() and not (model / _OF_EARLIER_RUN).exists()

@@ -276,5 +276,5 @@ def _check_tokens_in_flight(config: TrainConfig, prompts: tuple[Prompt, ...]) ->
 
 def write_start(session: Session, formula: str) -> None:
     """What the run folder says of a run before its first step."""
-    session.folder.config.write_text(to_toml(session.config), encoding="utf-8")
+    session.folder.write_config(to_toml(session.config))
     session.folder.objective.write_text(formula, encoding="utf-8")

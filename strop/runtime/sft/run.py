@@ -96,7 +96,7 @@ def _run(session: SFTSession) -> bool:
     folder, has_begun = session.folder, True
     with interrupts.stop_flag() as stop:
         try:
-            folder.config.write_text(to_toml(session.config), encoding="utf-8")
+            folder.write_config(to_toml(session.config))
             folder.objective.write_text(likelihood_formula(session.config), encoding="utf-8")
             imitate(session, stop)
         except UserError:  # of a run whose first step it ended nothing stays
