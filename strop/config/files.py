@@ -79,7 +79,7 @@ def _recorded(config: RootConfig) -> Iterator[str]:
         )
 
 
-def _is_written_by(config: TrainConfig, folder: Path) -> bool:
+def _is_written_by(config: RootConfig, folder: Path) -> bool:
     """Would the run replace what it is to learn from?"""
     run = config.folder.resolve()
     read = (folder / "rollouts" if (folder / "rollouts").is_dir() else folder).resolve()
