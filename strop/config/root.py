@@ -15,6 +15,7 @@ from strop.config.base import Derived, Idle, Options, Problem
 from strop.config.critic import CriticOptions
 from strop.config.data import DataOptions, DemonstrationOptions
 from strop.config.distillation import DistillationOptions
+from strop.config.engine import EngineOptions, TorchEngineOptions
 from strop.config.evaluation import EvalOptions
 from strop.config.filtering import (
     CurriculumOptions,
@@ -30,7 +31,6 @@ from strop.config.training import (
     ModelOptions,
     SFTRunOptions,
     SFTTrainerOptions,
-    TorchEngineOptions,
     TorchTrainerOptions,
     TrainRunOptions,
 )
@@ -89,7 +89,7 @@ class TrainConfig(RootConfig):
     distillation: DistillationOptions = DistillationOptions()
     trainer: TorchTrainerOptions = TorchTrainerOptions()
     critic: CriticOptions = CriticOptions()
-    engine: TorchEngineOptions = TorchEngineOptions()
+    engine: EngineOptions = TorchEngineOptions()
     eval: EvalOptions = EvalOptions()
     guards: GuardOptions = GuardOptions()
     run: TrainRunOptions = TrainRunOptions()
