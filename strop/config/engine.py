@@ -30,7 +30,7 @@ class VLLMEngineOptions(Options):
     kind: Literal["vllm"] = "vllm"
     addresses: tuple[str, ...] = Field(
         default=(),
-        description="http://host:port of each server that is there already; prompts are spread over them. []: strop starts one.",
+        description="http://host:port of each server that is there already; prompts are spread over them. [] starts one.",
     )
     num_servers: int = Field(default=1, ge=1, le=64, description="How many servers strop starts on this machine.")
     python: str = Field(
@@ -74,7 +74,7 @@ class VLLMEngineOptions(Options):
     )
     transfer_changes_only: bool = Field(
         default=False,
-        description="Write only what changed, for a slow disk or network. Both sides then hold a copy of all weights in memory.",
+        description="Write only what changed, for a slow disk or network. Both sides then hold a copy of all weights.",
     )
 
     def problems(self) -> Iterator[Problem]:

@@ -37,8 +37,8 @@ class VLLMEngine:
 
     Nothing is started or asked before the first sample or the first weights. The servers then are given the weights that the
     engine was made with, whatever they began with, and a server that is lost is given the newest ones when it is back. The
-    samples of a prompt go to the server with the fewest in flight, each sample as a request of its own with its own seed. Every token comes
-    with the label of the weights that sampled it: a server that was restarted behind strop's back is found out by it.
+    samples of a prompt go to the server with the fewest in flight, each as a request of its own with its own seed. Every token
+    comes with the label of the weights that sampled it: a server that was restarted behind strop's back is found out by it.
 
     Args:
         options: `[engine]`.

@@ -59,9 +59,9 @@ class FilesTransfer:
         try:
             await asyncio.to_thread(self._write, weights, label)
         except OSError as error:
+            place = self._parent or tempfile.gettempdir()
             raise UserError(
-                f"engine.transfer_folder must be a folder with room for the weights, got {self._parent or tempfile.gettempdir()!r}: "
-                f"{error.strerror or error}."
+                f"engine.transfer_folder must be a folder with room for the weights, got {place!r}: {error.strerror or error}."
             ) from error
 
     def _write(self, weights: WeightSource, label: str) -> None:
