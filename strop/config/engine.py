@@ -63,10 +63,10 @@ class VLLMEngineOptions(Options):
         description="What becomes of samples in flight when new weights come: they go on with them, they end first, or they "
         "end where they are (finish reason abort).",
     )
-    transfer: Literal["files", "nccl"] = Field(
+    transfer: Literal["files", "nccl", "ipc"] = Field(
         default="files",
-        description="How weights reach the servers: as safetensors files that both sides can read, or from GPU to GPU (needs "
-        "vLLM in strop's own environment, too).",
+        description="How weights reach the servers: as safetensors files that both sides can read, from GPU to GPU (nccl), or "
+        "within one GPU (ipc). The last two need vLLM in strop's own environment, too.",
     )
     transfer_folder: str | None = Field(
         default=None,

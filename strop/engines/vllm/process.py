@@ -57,7 +57,7 @@ class ServerProcess:
     """
 
     def __init__(self, python: str, args: Sequence[str], log: Path) -> None:
-        self._python, self._args, self._log = python, list(args), log
+        self.log, self._python, self._args = log, python, list(args)
         self._process: subprocess.Popen[bytes] | None = None
         self.port = _free_port()
 
@@ -80,7 +80,7 @@ class ServerProcess:
             )
         environment = {**_ENVIRONMENT, **os.environ, "PYTHONPATH": str(REMOTE), "VLLM_SERVER_DEV_MODE": "1"}
         command = [python, str(REMOTE / "strop_vllm.py"), *self._args, "--host", "127.0.0.1", "--port", str(self.port)]
-        with self._log.open("ab") as log:
+        with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment, start_new_session=True
             )
@@ -90,12 +90,12 @@ class ServerProcess:
         if self._process is not None and self._process.poll() is not None:
             raise UserError(
                 f"the vLLM server of {self._python} ended with code {self._process.returncode}. Its last lines, of "
-                f"{self._log}:\n{self.last_lines()}"
+                f"{self.log}:\n{self.last_lines()}"
             )
 
     def last_lines(self) -> str:
         """The end of what it printed."""
-        text = self._log.read_bytes()[-_TAIL_BYTES:].decode(errors="replace") if self._log.exists() else ""
+        text = self.log.read_bytes()[-_TAIL_BYTES:].decode(errors="replace") if self.log.exists() else ""
         return "\n".join(line[:300] for line in text.splitlines()[-_TAIL_LINES:])
 
     def stop(self) -> None:

@@ -11,6 +11,7 @@ import httpx2
 from strop.engines.remote_logprobs import message_in
 from strop.types import EngineError, ModelError, UserError, WaitError
 
+_HEALTH_S = 60.0  # in which a server that is well says so, however busy it is
 BETWEEN_LOOKS_S = 0.2  # while a server starts
 _REFUSED = "Worker failed with error '"  # before what a worker says, in what vLLM says
 HOW_TO_START = "docs/en/laptop-to-cluster.md has the command of a server that strop can use."
@@ -36,7 +37,7 @@ class Server:
         self.generation = 0  # how often it was lost and came back
         self.losses_in_a_row = 0
         self.checksum = ""  # of the weights that it took last
-        self.coming_back = asyncio.Lock()
+        self.changing = asyncio.Lock()  # held by whoever gives it weights or brings it back
 
     def __repr__(self) -> str:
         return f"vLLM server {self.address}"
@@ -61,15 +62,17 @@ class Server:
         if answer.status_code == 200:
             return answer.json() if answer.content else None
         said = message_in(answer.text) or answer.reason_phrase
-        if answer.status_code >= 500 and not await self._is_healthy():
+        if answer.status_code >= 500 and not await self.is_healthy():
             raise LostError(f"{path}: {said}")
         if answer.status_code == 403 or (answer.status_code == 404 and not said.startswith("The model")):
             raise UserError(f"{self!r} does not offer {path}, which strop needs: {said} {HOW_TO_START}")
         raise EngineError(f"{self!r} refuses {path} ({answer.status_code}): {said}")
 
-    async def _is_healthy(self) -> bool:
+    async def is_healthy(self) -> bool:
+        """False where nobody answers, or an engine that has died."""
         try:
-            answer = await self._client.get(self.address + "/health", timeout=self.timeout_s)
+            timeout_s = min(self.timeout_s, _HEALTH_S)
+            answer = await self._client.get(self.address + "/health", timeout=timeout_s)
         except httpx2.TransportError:
             return False
         return answer.status_code == 200
@@ -82,7 +85,7 @@ class Server:
         """
         try:
             async with asyncio.timeout(timeout_s):
-                while not await self._is_healthy():
+                while not await self.is_healthy():
                     if still_runs is not None:
                         still_runs()
                     await asyncio.sleep(BETWEEN_LOOKS_S)
@@ -92,8 +95,8 @@ class Server:
                 f"server, and can this machine reach it? {HOW_TO_START}"
             ) from None
 
-    async def greet(self, init_info: dict[str, Any]) -> None:
-        """Learn what it serves, and tell it how weights will come. One that an earlier run left paused goes on.
+    async def greet(self, init_info: dict[str, Any] | None) -> None:
+        """Learn what it serves, and tell it how weights will come (None: later). One that an earlier run left paused goes on.
 
         Raises:
             UserError: it lacks something that strop needs.
@@ -104,14 +107,23 @@ class Server:
             await self.ask("GET", "/weight_info")
         except (KeyError, IndexError, TypeError, json.JSONDecodeError) as error:
             raise UserError(f"{self!r} must be a vLLM server; its answer is not in that protocol ({error}).") from error
+        if init_info is not None:
+            await self.init_transfer(init_info)
+        await self.ask("POST", "/resume")
+        self.checksum = ""
+
+    async def init_transfer(self, init_info: dict[str, Any]) -> None:
+        """Tell it how weights will come.
+
+        Raises:
+            UserError: it was not started for that.
+        """
         try:
             await self.ask("POST", "/init_weight_transfer_engine", {"init_info": init_info})
         except EngineError as error:
             raise UserError(
-                f"{self!r} must take weights the way strop gives them: {said_by_worker(error)} {HOW_TO_START}"
+                f"{self!r} must take weights the way that engine.transfer says: {said_by_worker(error)} {HOW_TO_START}"
             ) from error
-        await self.ask("POST", "/resume")
-        self.checksum = ""
 
     async def take(self, update_info: dict[str, Any], label: str) -> None:
         """Have it take weights, under a label that it then reports with every token.
@@ -123,6 +135,10 @@ class Server:
         await self.start_update()
         await self.ask_worker("/update_weights", {"update_info": update_info})
         await self.ask("POST", "/finish_weight_update", {"weight_version": label})
+        await self.check_label(label)
+
+    async def check_label(self, label: str) -> None:
+        """Raises EngineError unless it says that it holds these weights."""
         found = (await self.ask("GET", "/weight_info"))["weight_version"]
         if found != label:
             raise EngineError(f"{self!r} must hold weights {label} after its update, and says {found}.")

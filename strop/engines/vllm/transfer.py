@@ -23,7 +23,7 @@ class WeightTransfer(Protocol):
     lost. While a server takes weights it is paused."""
 
     backend: str  # in vLLM's --weight-transfer-config
-    init_info: dict[str, Any]  # told to each server once
+    init_info: dict[str, Any] | None  # told to each server when it is up; None: the way does that itself
 
     async def prepare(self, weights: WeightSource, label: str) -> None:
         """Make these the weights that are delivered from now on."""

@@ -70,6 +70,7 @@ def register() -> None:
                 self.model.load_weights(self._inbox.take(parcel, keep=self._keeps_copy))
             finally:
                 finalize_layerwise_reload(self.model, self.model_config)
+                _pack_again(self.model)
 
         def finish_weight_update(self) -> None:
             pass
@@ -78,6 +79,16 @@ def register() -> None:
             pass
 
     WeightTransferEngineFactory.register_engine(BACKEND, FilesEngine)
+
+
+def _pack_again(model: Any) -> None:
+    """On the CPU a head holds a packed copy of its weight. One that is tied to the embedding is given no weight of its own, and
+    vLLM's reload leaves its copy as it was."""
+    from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+
+    for layer in model.modules():
+        if isinstance(layer, ParallelLMHead) and hasattr(layer, "cpu_linear"):
+            layer.quant_method.process_weights_after_loading(layer)
 
 
 def _folder_of(model: str) -> Path:
