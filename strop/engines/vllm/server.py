@@ -11,7 +11,7 @@ import httpx2
 from strop.engines.remote_logprobs import message_in
 from strop.types import EngineError, ModelError, UserError, WaitError
 
-_HEALTH_S = 60.0  # in which a server that is well says so, however busy it is
+_HEALTH_S = 30.0  # in which a server that is well says so, however busy it is
 BETWEEN_LOOKS_S = 0.2  # while a server starts
 _REFUSED = "Worker failed with error '"  # before what a worker says, in what vLLM says
 HOW_TO_START = "docs/en/laptop-to-cluster.md has the command of a server that strop can use."
@@ -71,8 +71,7 @@ class Server:
     async def is_healthy(self) -> bool:
         """False where nobody answers, or an engine that has died."""
         try:
-            timeout_s = min(self.timeout_s, _HEALTH_S)
-            answer = await self._client.get(self.address + "/health", timeout=timeout_s)
+            answer = await self._client.get(self.address + "/health", timeout=_HEALTH_S)
         except httpx2.TransportError:
             return False
         return answer.status_code == 200

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from strop.config import TrainConfig, tree
+from strop.runtime.audit.engine_servers import standing
 from strop.runtime.audit.finding import Finding
 from strop.runtime.audit.runs import Config, Runs, is_meant
 from strop.runtime.audit.teacher_server import TeacherModel, serving
@@ -29,7 +30,7 @@ def audit(config: Config, *, every_kind: bool = False, only: str = "") -> Iterat
     only = check_only(config, only, every_kind)
     with tempfile.TemporaryDirectory(prefix="strop-audit-") as folder:
         write_workshop(Path(folder))
-        with _teacher_server(config, Path(folder)) as server:
+        with _teacher_server(config, Path(folder)) as server, _engine_servers(config, Path(folder), every_kind):
             runs = Runs(config, Path(folder), server)
             for path in tree.values(config):
                 if is_meant(path, only):
@@ -48,6 +49,12 @@ def _teacher_server(config: Config, folder: Path) -> AbstractContextManager[str]
     if not isinstance(config, TrainConfig) or not config.distillation.addresses:
         return nullcontext("")
     return serving(TeacherModel(folder / TEACHERS[0]))
+
+
+def _engine_servers(config: Config, folder: Path, every_kind: bool) -> AbstractContextManager[None]:
+    """What stands for the servers of an engine; nothing where none is asked."""
+    is_asked = isinstance(config, TrainConfig) and (every_kind or config.engine.kind == "vllm")
+    return standing(folder) if is_asked else nullcontext()
 
 
 def check_only(config: Config, only: str, every_kind: bool) -> str:

@@ -19,9 +19,20 @@ _ONLY_FOR = {
     "metrics": ("source_key", "success_reward"),
     "forward passes": ("max_sequences", "max_tokens_per_micro_batch", "layout", "max_tokens_in_flight"),
     "threads": ("num_threads",),
+    "servers": (
+        "kind",
+        "addresses",
+        "num_servers",
+        "python",
+        "server_args",
+        "pause_mode",
+        "transfer_folder",
+        "transfer_changes_only",
+    ),
 }
 
-_MEAN_ERRORS = ("timeout_s", "request_timeout_s", "num_retries", "max_rounds")  # options that say when a run gives up
+# Options that say when a run gives up.
+_MEAN_ERRORS = ("timeout_s", "request_timeout_s", "start_timeout_s", "num_retries", "max_restarts", "max_rounds")
 
 
 @dataclass(frozen=True)
