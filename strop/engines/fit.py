@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+
+from torch import Tensor
 
 from strop.engines.vllm.remote.strop_weights import WrongWeights, check_fits
 from strop.types import ModelError
+
+
+def to_read_twice(weights: Iterable[tuple[str, Tensor]]) -> Iterable[tuple[str, Tensor]]:
+    """Weights that are looked at first and carried then: a list where they could be read once only."""
+    return list(weights) if iter(weights) is weights else weights
 
 
 def check_weights(given: Mapping[str, tuple[int, ...]], own: Mapping[str, tuple[int, ...]], *, of: str) -> None:

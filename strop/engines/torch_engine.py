@@ -13,7 +13,7 @@ from torch import Tensor
 
 from strop.engines.choose import choose_decoder
 from strop.engines.decoders import Decoder, max_positions
-from strop.engines.fit import check_weights
+from strop.engines.fit import check_weights, to_read_twice
 from strop.engines.slots import Slots
 from strop.types import (
     Completion,
@@ -100,7 +100,7 @@ class TorchEngine:
         Raises:
             ModelError: they are not those of the model, which keeps what it has.
         """
-        weights = list(weights) if iter(weights) is weights else weights  # looked at twice: checked, then copied
+        weights = to_read_twice(weights)
         own = dict(self.model.named_parameters())
         given = {name: tuple(tensor.shape) for name, tensor in weights}
         check_weights(given, {name: tuple(p.shape) for name, p in own.items()}, of="the engine's model")

@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from strop.config import VLLMEngineOptions
-from strop.engines.fit import check_weights
+from strop.engines.fit import check_weights, to_read_twice
 from strop.engines.remote_logprobs import read_prompt_logprobs
 from strop.engines.vllm.device_transfer import transfer_of
 from strop.engines.vllm.fleet import Fleet, together
 from strop.engines.vllm.process import Served
 from strop.engines.vllm.samples import GENERATE, ForeignWeightsError, read_sample, sample_body
-from strop.engines.vllm.server import HOW_TO_START, LostError, Server
+from strop.engines.vllm.server import FOREIGN, HOW_TO_START, LostError, Server
 from strop.types import (
     Completion,
     GenerateRequest,
@@ -24,6 +24,9 @@ from strop.types import (
     UserError,
     WeightSource,
 )
+
+
+_HOT = 100.0  # a temperature at which even a model that is sure of a token is not
 
 
 class VLLMEngine:
@@ -52,7 +55,8 @@ class VLLMEngine:
         tell: Callable[[str], None] = lambda words: None,
     ) -> None:
         self.options, self.stop_token_ids, self.policy_version = options, frozenset(stop_token_ids), 0
-        self._weights, self._own = weights, {name: tuple(tensor.shape) for name, tensor in weights}
+        self._weights = to_read_twice(weights)
+        self._own = {name: tuple(tensor.shape) for name, tensor in self._weights}
         self._fleet = Fleet(options, served, transfer_of(options), tell=tell)
         self._token = secrets.token_hex(4)  # in labels, so that no two runs have the same
         self._versions: dict[str, int] = {}  # label to policy version
@@ -93,7 +97,7 @@ class VLLMEngine:
             except LostError as error:
                 reason = str(error)
             except ForeignWeightsError:
-                reason = "it holds weights that this run did not give it"
+                reason = FOREIGN
             else:
                 if found.finish_reason != "abort" or aborting != self._num_aborting_updates:
                     server.losses_in_a_row = 0
@@ -125,6 +129,7 @@ class VLLMEngine:
             ModelError: they are not those of the model; the servers keep what they have.
         """
         await self._open()
+        weights = to_read_twice(weights)
         given = {name: tuple(tensor.shape) for name, tensor in weights}
         check_weights(given, self._own, of="the engine's model")
         began, label = time.monotonic(), f"{self._token}:{policy_version}:{len(self._versions)}"
@@ -182,7 +187,7 @@ class VLLMEngine:
         """The likeliest token's log-probability must depend on the temperature, or the trainer would compare with another
         distribution than the one that was sampled from."""
         for server in self._fleet.servers:
-            found = [await _likeliest(server, temperature) for temperature in (1.0, 2.0)]
+            found = [await _likeliest(server, temperature) for temperature in (1.0, _HOT)]
             if found[0] == found[1]:
                 raise UserError(
                     f"{server!r} must give log-probabilities at the sampling temperature, and gives those at temperature 1: "

@@ -101,6 +101,7 @@ class Fleet:
 
     async def _deliver(self, server: Server) -> int:
         """Pause a server, hand it the newest weights, and let it go on."""
+        await server.check_same()
         await server.ask("POST", "/pause", mode=self.options.pause_mode)
         try:
             return await self._transfer.deliver(server)

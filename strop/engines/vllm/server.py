@@ -12,6 +12,7 @@ from strop.engines.remote_logprobs import message_in
 from strop.types import EngineError, ModelError, UserError, WaitError
 
 _HEALTH_S = 30.0  # in which a server that is well says so, however busy it is
+FOREIGN = "it holds weights that this run did not give it"
 BETWEEN_LOOKS_S = 0.2  # while a server starts
 _REFUSED = "Worker failed with error '"  # before what a worker says, in what vLLM says
 HOW_TO_START = "docs/en/laptop-to-cluster.md has the command of a server that strop can use."
@@ -36,7 +37,7 @@ class Server:
         self.in_flight = 0  # samples
         self.generation = 0  # how often it was lost and came back
         self.losses_in_a_row = 0
-        self.checksum = ""  # of the weights that it took last
+        self.label = self.checksum = ""  # of the weights that it took last
         self.changing = asyncio.Lock()  # held by whoever gives it weights or brings it back
 
     def __repr__(self) -> str:
@@ -109,7 +110,7 @@ class Server:
         if init_info is not None:
             await self.init_transfer(init_info)
         await self.ask("POST", "/resume")
-        self.checksum = ""
+        self.label = self.checksum = ""
 
     async def init_transfer(self, init_info: dict[str, Any]) -> None:
         """Tell it how weights will come.
@@ -137,10 +138,19 @@ class Server:
         await self.check_label(label)
 
     async def check_label(self, label: str) -> None:
-        """Raises EngineError unless it says that it holds these weights."""
-        found = (await self.ask("GET", "/weight_info"))["weight_version"]
+        """Raises EngineError unless it says that it holds these weights, which it was just given."""
+        found = await self._label_now()
         if found != label:
             raise EngineError(f"{self!r} must hold weights {label} after its update, and says {found}.")
+        self.label = label
+
+    async def check_same(self) -> None:
+        """Raises LostError where it no longer holds what it was given: it was started again behind strop's back."""
+        if self.label and await self._label_now() != self.label:
+            raise LostError(FOREIGN)
+
+    async def _label_now(self) -> str:
+        return str((await self.ask("GET", "/weight_info"))["weight_version"])
 
     async def start_update(self) -> None:
         """An update that an earlier run left half made is ended first: this one gives all weights."""

@@ -45,7 +45,13 @@ class StandIn:
             for name, tensor in self._model.named_parameters():
                 tensor.copy_(self._start[name])
             self.spoil, self.seen = spoil, Counter[str]()  # what it was asked to do, but for sampling
-            self.num_in_flight, self._num_aborts, self._is_paused, self._is_updating = 0, 0, False, False
+            self.num_in_flight, self.num_sampled, self._num_aborts, self._is_paused, self._is_updating = (
+                0,
+                0,
+                0,
+                False,
+                False,
+            )
             self._num_started, self._num_begun = 0, self._num_begun + 1
             self._label, self._inbox, self._keeps_copy = "default", Inbox(self._own, tied=self._tied), False
             self._changed.notify_all()
@@ -151,6 +157,7 @@ class StandIn:
                     return content, labels, "abort"
                 content.append(self._next(tokens, len(content), options))
                 labels.append(self._label)
+                self.num_sampled += 1
             tokens.append(content[-1]["token_id"])
             if tokens[-1] in options.get("stop_token_ids", ()):
                 return content, labels, "stop"
