@@ -1,5 +1,6 @@
 """What the tests against a real vLLM share: a model folder, other weights for it, and the servers' options."""
 
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -85,10 +86,27 @@ def largest_gap(model, asked, answers, temperature=1.0):
     return max(gaps)
 
 
-def processes_below(pid):
-    """The ids of all processes that a process started, and those that these did."""
-    found = []
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        for child in (task / "children").read_text().split():
-            found += [int(child), *processes_below(int(child))]
-    return found
+def servers_below(pid):
+    """The ids of all processes of vLLM servers that a process started."""
+    children = {}
+    for place in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError, ValueError):  # it ends meanwhile
+            parent = int((place / "stat").read_text().rpartition(")")[2].split()[1])
+            children.setdefault(parent, []).append(int(place.name))
+    return {
+        below
+        for child in children.get(pid, [])
+        if "strop_vllm.py" in _command(child)
+        for below in _all_of(child, children)
+    }
+
+
+def _all_of(pid, children):
+    return [pid, *(below for child in children.get(pid, []) for below in _all_of(child, children))]
+
+
+def _command(pid):
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode()
+    except OSError:
+        return ""

@@ -7,7 +7,7 @@ import time
 
 import pytest
 import torch
-from real_model import largest_gap, moved, options, processes_below, requests
+from real_model import largest_gap, moved, options, requests, servers_below
 
 from strop.engines.vllm.engine import VLLMEngine
 from strop.engines.vllm.process import Served
@@ -94,16 +94,18 @@ def test_a_seed_gives_the_same_sample_again_and_another_seed_another(model, addr
 
 @pytest.mark.parametrize("mode", ["keep", "wait", "abort"])
 def test_samples_in_flight_go_on_wait_or_end_as_the_pause_mode_says(model, address, mode):
-    asked = GenerateRequest((5, 6, 7), tuple(range(4)), Sampling(max_response_tokens=150))
-
     async def work():
         engine = engine_of(model, options("", [address], pause_mode=mode))
         try:
             await sampled(engine, requests(model))
             began = time.monotonic()
             await sampled(engine, requests(model))  # of 12 tokens each
-            flying = asyncio.create_task(engine.generate(asked))
-            await asyncio.sleep(2 * (time.monotonic() - began))
+            token_s = (time.monotonic() - began) / 12
+            length = max(60, min(480, int(4.0 / token_s)))
+            flying = asyncio.create_task(
+                engine.generate(GenerateRequest((5, 6, 7), tuple(range(4)), Sampling(max_response_tokens=length)))
+            )
+            await asyncio.sleep(token_s * length / 5)
             await engine.update_weights(moved(model, 0.05).named_parameters(), 7)
             return await flying, await sampled(engine, requests(model))
         finally:
@@ -150,7 +152,7 @@ def test_a_renamed_or_missing_tensor_is_an_error_on_either_side_and_the_server_k
 
 
 def test_a_server_that_is_killed_is_started_again_and_holds_the_current_weights(model, folder, python):
-    told, others = [], set(processes_below(os.getpid()))
+    told, others = [], servers_below(os.getpid())
 
     async def work():
         chosen = options(python, server_args=("--max-model-len", "512"))
@@ -160,7 +162,7 @@ def test_a_server_that_is_killed_is_started_again_and_holds_the_current_weights(
             await engine.update_weights(moved(model, 0.05).named_parameters(), 1)
             flying = asyncio.create_task(sampled(engine, requests(model, length=100)))
             await asyncio.sleep(0.5)
-            killed = set(processes_below(os.getpid())) - others
+            killed = servers_below(os.getpid()) - others
             for pid in killed:
                 os.kill(pid, signal.SIGKILL)
             answers = await flying
@@ -175,4 +177,4 @@ def test_a_server_that_is_killed_is_started_again_and_holds_the_current_weights(
     assert {v for completions in answers for c in completions for v in c.policy_versions} == {1}
     assert metrics["engine_restarts"].value == 1
     assert largest_gap(model, requests(model), after) < AGREES
-    assert set(processes_below(os.getpid())) <= others
+    assert servers_below(os.getpid()) <= others

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from commands.small_runs import ENVIRONMENT, command_line, read_lines, strop
-from real_model import LETTERS, load, moved, processes_below
+from real_model import LETTERS, load, moved, servers_below
 
 AGREES = 1e-3  # nats
 REWARD = """
@@ -27,29 +27,36 @@ def config(folder, tmp_path_factory):
     (here / "reward.py").write_text(REWARD)
     (here / "train.toml").write_text(
         f'[model]\npath = "{folder}"\n[data]\nkind = "jsonl"\npath = "{here}/train.jsonl"\n'
-        f'[reward]\nkind = "function"\nfunction = "{here}/reward.py:score"\n'
         "[rollout]\nprompts_per_step = 2\ngroup_size = 4\nmax_response_tokens = 12\n"
         "[trainer]\nlr = 1e-4\nnum_threads = 1\n[run]\nnum_steps = 5\n"
     )
     return here / "train.toml"
 
 
-def engine_flags(python, **more):
-    flags = ["--engine.kind", "vllm", "--engine.python", str(python)]
-    return flags + [word for name, value in more.items() for word in (f"--engine.{name}", str(value))]
+def served(config, python):
+    """Flags of a run that is scored, with servers of its own."""
+    reward = ("--reward.kind", "function", "--reward.function", f"{config.parent}/reward.py:score")
+    return (
+        *reward,
+        "--engine.kind",
+        "vllm",
+        "--engine.python",
+        python,
+        "--engine.server_args",
+        '["--max-model-len", "512"]',
+    )
 
 
 def test_a_run_of_five_steps_agrees_at_every_step_though_its_server_is_killed(config, python, tmp_path):
     run = tmp_path / "run"
-    flags = engine_flags(python, server_args='["--max-model-len", "512"]')
-    command = command_line("train", config, "--run.folder", run, *flags)
+    command = command_line("train", config, "--run.folder", run, *served(config, python))
     with (tmp_path / "log").open("wb") as log:
         process = subprocess.Popen(command, env=ENVIRONMENT, stdout=log, stderr=log)
     killed = []
     while process.poll() is None:
         rows = read_lines(run / "metrics.jsonl") if (run / "metrics.jsonl").exists() else []
         if len(rows) >= 2 and not killed:
-            killed = processes_below(process.pid)
+            killed = servers_below(process.pid)
             for pid in killed:
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.2)
@@ -105,3 +112,22 @@ def test_a_teacher_at_an_address_gives_what_its_folder_gives(config, address, fo
     for by_server, own in zip(found[address], found[folder], strict=True):
         assert by_server["reverse_kl"] == pytest.approx(own["reverse_kl"], abs=AGREES)
         assert by_server["reverse_kl"] > 10 * AGREES
+
+
+def test_servers_end_with_a_run_that_is_killed(config, python, tmp_path):
+    command = command_line(
+        "train", config, "--run.folder", tmp_path / "run", "--num-steps", "1000", *served(config, python)
+    )
+    with (tmp_path / "log").open("wb") as log:
+        process = subprocess.Popen(command, env=ENVIRONMENT, stdout=log, stderr=log)
+    while not (tmp_path / "run/metrics.jsonl").exists():
+        assert process.poll() is None, (tmp_path / "log").read_text()
+        time.sleep(0.2)
+    servers = servers_below(process.pid)
+    process.kill()
+    process.wait()
+    deadline = time.monotonic() + 15
+    while any(os.path.exists(f"/proc/{pid}") for pid in servers) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert servers
+    assert [pid for pid in servers if os.path.exists(f"/proc/{pid}")] == []

@@ -25,8 +25,7 @@ from strop.types import (
     WeightSource,
 )
 
-
-_HOT = 100.0  # a temperature at which even a model that is sure of a token is not
+_SAME = 1e-3  # nats: rounding is less, another temperature is more
 
 
 class VLLMEngine:
@@ -110,12 +109,15 @@ class VLLMEngine:
         await self._ready()
         asked = {"max_tokens": 1, "prompt_logprobs": 0, "temperature": 0.0, "detokenize": False}
         body = {"token_ids": list(tokens), "sampling_params": asked, "cache_salt": self._label}
-        server = self._fleet.servers[0]
+        answer = await self._asked(self._fleet.servers[0], body)
+        return read_prompt_logprobs(answer["prompt_logprobs"], tokens)
+
+    async def _asked(self, server: Server, body: dict[str, Any]) -> Any:
+        """The answer to one request, sent again where the server was lost on the way."""
         while True:
             generation = server.generation
             try:
-                answer = await server.ask("POST", GENERATE, body)
-                return read_prompt_logprobs(answer["prompt_logprobs"], tokens)
+                return await server.ask("POST", GENERATE, body)
             except LostError as error:
                 await self._fleet.bring_back(server, generation, str(error))
 
@@ -184,19 +186,21 @@ class VLLMEngine:
             )
 
     async def _check_temperature(self) -> None:
-        """The likeliest token's log-probability must depend on the temperature, or the trainer would compare with another
-        distribution than the one that was sampled from."""
+        """Log-probabilities must depend on the temperature, or the trainer would compare with another distribution than the
+        one that was sampled from."""
         for server in self._fleet.servers:
-            found = [await _likeliest(server, temperature) for temperature in (1.0, _HOT)]
-            if found[0] == found[1]:
+            one, other = [await self._likely(server, temperature) for temperature in (1.0, 2.0)]
+            if max(abs(a - b) for a, b in zip(one, other, strict=True)) < _SAME:
                 raise UserError(
                     f"{server!r} must give log-probabilities at the sampling temperature, and gives those at temperature 1: "
                     f"start it with --logprobs-mode processed_logprobs. {HOW_TO_START}"
                 )
         self._knows_temperature = True
 
-
-async def _likeliest(server: Server, temperature: float) -> float:
-    sampling = {"temperature": temperature, "top_p": 1.0, "top_k": 0, "seed": 0, "max_tokens": 1, "logprobs": 1}
-    answer: Any = await server.ask("POST", GENERATE, {"token_ids": [0], "sampling_params": sampling})
-    return max(entry["logprob"] for entry in answer["choices"][0]["logprobs"]["content"][0]["top_logprobs"])
+    async def _likely(self, server: Server, temperature: float) -> list[float]:
+        """Log-probabilities of the likeliest tokens after one of a prompt. Not of the first alone: of a model that is sure it
+        is 0 at any temperature."""
+        sampling = {"temperature": temperature, "top_p": 1.0, "top_k": 0, "seed": 0, "max_tokens": 1, "logprobs": 4}
+        answer = await self._asked(server, {"token_ids": [0], "sampling_params": sampling})
+        entries = answer["choices"][0]["logprobs"]["content"][0]["top_logprobs"]
+        return sorted((entry["logprob"] for entry in entries), reverse=True)[:4]

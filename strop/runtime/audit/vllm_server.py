@@ -172,12 +172,12 @@ class StandIn:
         found, logprobs = sample(logits, uniform, temperature=heat, tail=tail)
         if not self._at_temperature:
             logprobs = logits.log_softmax(-1).gather(-1, found[:, None])[0]
-        likeliest = (logits / (heat if self._at_temperature else 1)).log_softmax(-1).max()
+        likely = (logits / (heat if self._at_temperature else 1)).log_softmax(-1)[0].topk(options["logprobs"]).values
         token, logprob = int(found), float(logprobs)
         return {
             "token_id": token,
             "logprob": logprob,
-            "top_logprobs": [{"logprob": logprob}, {"logprob": float(likeliest)}],
+            "top_logprobs": [{"logprob": number} for number in (logprob, *likely.tolist())],
         }
 
     @torch.inference_mode()
