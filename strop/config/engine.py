@@ -10,6 +10,7 @@ from pydantic import Field
 from strop.config.addresses import is_address, is_host_and_port
 from strop.config.base import Idle, Options, Problem
 
+VLLM_HOTTEST = 2.0  # the largest temperature that vLLM's servers take
 _OF_SERVERS = "has none: vLLM decides how many sequences it samples at once; engine.server_args takes --max-num-seqs"
 
 
@@ -30,7 +31,8 @@ class VLLMEngineOptions(Options):
     kind: Literal["vllm"] = "vllm"
     addresses: tuple[str, ...] = Field(
         default=(),
-        description="http://host:port of each server that is there already; prompts are spread over them. [] starts one.",
+        description="http://host:port of each server that is there already; prompts are spread over them. []: strop starts "
+        "servers itself.",
     )
     num_servers: int = Field(default=1, ge=1, le=64, description="How many servers strop starts on this machine.")
     python: str = Field(

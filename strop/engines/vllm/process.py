@@ -26,6 +26,7 @@ _ENVIRONMENT = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_NO_USAGE_STATS": "1",
 }
+_OF_OURS = {"PYTHONPATH": str(REMOTE), "VLLM_SERVER_DEV_MODE": "1", "STROP_VLLM_ENDS_WITH_STDIN": "1"}
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ class ServerProcess:
                 f"engine.python must be the Python executable of an environment with vLLM, got {self._python!r}: there is "
                 "none. make vllm-env makes one in .venv-vllm; for a server that runs already set engine.addresses."
             )
-        environment = {**_ENVIRONMENT, **os.environ, "PYTHONPATH": str(REMOTE), "VLLM_SERVER_DEV_MODE": "1"}
+        environment = {**_ENVIRONMENT, **os.environ, **_OF_OURS}
         command = [python, str(REMOTE / "strop_vllm.py"), *self._args, "--host", "127.0.0.1", "--port", str(self.port)]
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(

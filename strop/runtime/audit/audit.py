@@ -30,7 +30,7 @@ def audit(config: Config, *, every_kind: bool = False, only: str = "") -> Iterat
     only = check_only(config, only, every_kind)
     with tempfile.TemporaryDirectory(prefix="strop-audit-") as folder:
         write_workshop(Path(folder))
-        with _teacher_server(config, Path(folder)) as server, _engine_servers(config, Path(folder), every_kind):
+        with _teacher_server(config, Path(folder)) as server, _engine_servers(config, Path(folder)):
             runs = Runs(config, Path(folder), server)
             for path in tree.values(config):
                 if is_meant(path, only):
@@ -51,10 +51,9 @@ def _teacher_server(config: Config, folder: Path) -> AbstractContextManager[str]
     return serving(TeacherModel(folder / TEACHERS[0]))
 
 
-def _engine_servers(config: Config, folder: Path, every_kind: bool) -> AbstractContextManager[None]:
-    """What stands for the servers of an engine; nothing where none is asked."""
-    is_asked = isinstance(config, TrainConfig) and (every_kind or config.engine.kind == "vllm")
-    return standing(folder) if is_asked else nullcontext()
+def _engine_servers(config: Config, folder: Path) -> AbstractContextManager[None]:
+    """What stands for the servers of an engine; nothing where a config has no engine."""
+    return standing(folder) if isinstance(config, TrainConfig) else nullcontext()
 
 
 def check_only(config: Config, only: str, every_kind: bool) -> str:

@@ -16,6 +16,7 @@ from strop.runtime.audit.outcome import Outcome
 from strop.runtime.audit.probe import probe_scorer
 from strop.runtime.audit.scenarios import SCENARIOS, SERVER_SCENARIOS, SFT_SCENARIOS, Scenario
 from strop.runtime.audit.small import LEARNING_RATES, Values, is_of_reward, made_small, with_varied_rewards, write_data
+from strop.runtime.audit.small_parts import engine_servers
 from strop.runtime.audit.variations import CAN_VARY, has_one_value, is_choice, other_values
 from strop.runtime.audit.workshop import function_of, supplied
 from strop.types import ConfigError, UserError
@@ -263,7 +264,7 @@ class Runs:
                 if not values:
                     return None
                 found[path] = values[0]
-        return found
+        return found | (engine_servers({f"{table}.kind": kind}, self.folder) if table == "engine" else {})
 
     def _with_varied_rewards(self, given: Values) -> Values:
         if self.root is not TrainConfig:

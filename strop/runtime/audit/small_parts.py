@@ -50,11 +50,9 @@ def engine_servers(now: Values, folder: Path) -> Values:
     if now["engine.kind"] != "vllm":
         return {}
     found: Values = {"engine.start_timeout_s": 20.0, "engine.request_timeout_s": 30.0, "engine.transfer": "files"}
-    if now["engine.transfer_folder"] is not None:
+    if now.get("engine.transfer_folder") is not None:
         found["engine.transfer_folder"] = str(folder / "weights")
-    if now["engine.addresses"]:
+    if now.get("engine.addresses"):
         return found | {"engine.addresses": addresses()[: len(now["engine.addresses"])]}
-    return found | {
-        "engine.python": str(folder / PYTHONS[0]),
-        "engine.num_servers": min(now["engine.num_servers"], 2),
-    }
+    few = min(now.get("engine.num_servers", 1), 2)
+    return found | {"engine.python": str(folder / PYTHONS[0]), "engine.num_servers": few}

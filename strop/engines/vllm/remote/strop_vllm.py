@@ -1,18 +1,18 @@
 """What strop brings into a vLLM server: a way to take weights from files. It is imported by the server's workers
 (--worker-extension-cls strop_vllm.Extension), in vLLM's own environment, with this file's folder on PYTHONPATH. As a program it
-is the server itself, which ends when whoever started it does: python strop_vllm.py ARGUMENTS OF vllm serve.
+is the server itself: python strop_vllm.py ARGUMENTS OF vllm serve.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-import sys
 import threading
 from pathlib import Path
 from typing import Any
 
 BACKEND = "strop_files"
+ENDS_WITH_STDIN = "STROP_VLLM_ENDS_WITH_STDIN"  # set by whoever made this process the first of a group of its own
 
 
 class Extension:
@@ -102,7 +102,8 @@ def _folder_of(model: str) -> Path:
 
 def _end_with_parent() -> None:
     """End this process and all that it started once nobody holds the other end of its standard input."""
-    sys.stdin.buffer.read()
+    while os.read(0, 1024):  # not by sys.stdin, whose lock would be held when the program ends by itself
+        pass
     os.killpg(os.getpgrp(), signal.SIGKILL)
 
 
@@ -110,7 +111,7 @@ def main() -> None:
     """Run vLLM's server with this program's arguments."""
     import runpy
 
-    if os.getpgrp() == os.getpid():  # else others are in the group, who would end too
+    if ENDS_WITH_STDIN in os.environ:
         threading.Thread(target=_end_with_parent, daemon=True).start()
     runpy.run_module("vllm.entrypoints.openai.api_server", run_name="__main__", alter_sys=True)
 
