@@ -94,17 +94,17 @@ def test_a_seed_gives_the_same_sample_again_and_another_seed_another(model, addr
 
 @pytest.mark.parametrize("mode", ["keep", "wait", "abort"])
 def test_samples_in_flight_go_on_wait_or_end_as_the_pause_mode_says(model, address, mode):
-    asked = GenerateRequest((5, 6, 7), tuple(range(4)), Sampling(max_response_tokens=500))
+    def asked(length):
+        return GenerateRequest((5, 6, 7), tuple(range(4)), Sampling(max_response_tokens=length))
 
     async def work():
         engine = engine_of(model, options("", [address], pause_mode=mode))
         try:
-            await sampled(engine, requests(model))
+            await engine.generate(asked(1))
             began = time.monotonic()
-            await sampled(engine, requests(model))  # of 12 tokens each
-            token_s = (time.monotonic() - began) / 12
-            flying = asyncio.create_task(engine.generate(asked))
-            await asyncio.sleep(40 * token_s)
+            await engine.generate(asked(60))
+            flying = asyncio.create_task(engine.generate(asked(500)))
+            await asyncio.sleep(1.5 * (time.monotonic() - began))
             await engine.update_weights(moved(model, 0.05).named_parameters(), 7)
             return await flying, await sampled(engine, requests(model))
         finally:

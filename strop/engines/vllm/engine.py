@@ -76,7 +76,7 @@ class VLLMEngine:
         await self._ready()
         self._check(request)
         if request.sampling.temperature not in (0, 1) and not self._knows_temperature:
-            await self._check_temperature()
+            await self._check_temperature(request.prompt_tokens)
         server = min(self._fleet.servers, key=lambda one: one.in_flight)
         server.in_flight += len(request.seeds)
         try:
@@ -185,11 +185,11 @@ class VLLMEngine:
                 "prompts, or start the server with a larger --max-model-len."
             )
 
-    async def _check_temperature(self) -> None:
+    async def _check_temperature(self, prompt: Sequence[int]) -> None:
         """Log-probabilities must depend on the temperature, or the trainer would compare with another distribution than the
         one that was sampled from."""
         for server in self._fleet.servers:
-            one, other = [await self._likely(server, temperature) for temperature in (1.0, 2.0)]
+            one, other = [await self._likely(server, prompt, temperature) for temperature in (1.0, 2.0)]
             if max(abs(a - b) for a, b in zip(one, other, strict=True)) < _SAME:
                 raise UserError(
                     f"{server!r} must give log-probabilities at the sampling temperature, and gives those at temperature 1: "
@@ -197,10 +197,10 @@ class VLLMEngine:
                 )
         self._knows_temperature = True
 
-    async def _likely(self, server: Server, temperature: float) -> list[float]:
-        """Log-probabilities of the likeliest tokens after one of a prompt. Not of the first alone: of a model that is sure it
-        is 0 at any temperature."""
+    async def _likely(self, server: Server, prompt: Sequence[int], temperature: float) -> list[float]:
+        """Log-probabilities of the likeliest tokens after a prompt. Not of the first alone: where a model is sure, it is 0 at
+        any temperature."""
         sampling = {"temperature": temperature, "top_p": 1.0, "top_k": 0, "seed": 0, "max_tokens": 1, "logprobs": 4}
-        answer = await self._asked(server, {"token_ids": [0], "sampling_params": sampling})
+        answer = await self._asked(server, {"token_ids": list(prompt), "sampling_params": sampling})
         entries = answer["choices"][0]["logprobs"]["content"][0]["top_logprobs"]
         return sorted((entry["logprob"] for entry in entries), reverse=True)[:4]
