@@ -4,8 +4,8 @@ from contextlib import suppress
 from pathlib import Path
 
 import torch
-from commands.small_runs import write_tokenizer
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from commands.small_runs import write_model, write_tokenizer
+from transformers import AutoModelForCausalLM
 
 from strop.config import VLLMEngineOptions
 from strop.types import GenerateRequest, Sampling
@@ -15,22 +15,8 @@ LETTERS = "abcdefgh0123456789 +-*/=?.,:;()<>"
 
 def write_real_model(folder):
     """A model that vLLM takes (its attention wants heads of 32 or more), with a head that is tied to its embedding."""
-    vocab_size = write_tokenizer(folder, LETTERS)
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=vocab_size,
-        hidden_size=128,
-        intermediate_size=256,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        initializer_range=0.1,
-        max_position_embeddings=512,
-        pad_token_id=0,
-        eos_token_id=1,
-        bos_token_id=None,
-        tie_word_embeddings=True,
-    )
-    LlamaForCausalLM(config).save_pretrained(folder)
+    shape = {"hidden_size": 128, "intermediate_size": 256, "max_position_embeddings": 512}
+    write_model(folder, vocab_size=write_tokenizer(folder, LETTERS), **shape)
     return folder
 
 

@@ -139,11 +139,11 @@ class Fleet:
                     await asyncio.to_thread(process.start)
                     self._tell(f"{server!r} starts again; its log is {process.log}")
                 await self._until_up(server)
+                server.generation += 1  # before it is given anything: a group of the one before is not this one's
                 num_bytes = await self._deliver(server)
             except LostError as error:
                 reason = str(error)
                 continue
-            server.generation += 1
             self.num_restarts += 1
             return num_bytes
 

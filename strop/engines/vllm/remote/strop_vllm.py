@@ -24,6 +24,7 @@ def register() -> None:
     from dataclasses import dataclass
 
     import strop_weights
+    import torch
     from vllm.distributed.weight_transfer import WeightTransferEngineFactory
     from vllm.distributed.weight_transfer.base import (
         WeightTransferEngine,
@@ -71,6 +72,8 @@ def register() -> None:
             finally:
                 finalize_layerwise_reload(self.model, self.model_config)
                 _pack_again(self.model)
+            if torch.accelerator.is_available():
+                torch.accelerator.synchronize()
 
         def finish_weight_update(self) -> None:
             pass
