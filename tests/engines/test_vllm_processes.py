@@ -43,8 +43,11 @@ def _children_of(task):
 
 
 def _command(pid):
-    with open(f"/proc/{pid}/cmdline", "rb") as command:
-        return command.read().decode()
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as command:
+            return command.read().decode()
+    except OSError:  # it ends meanwhile
+        return ""
 
 
 def started(python, work, *, tell=lambda words: None, **changes):
