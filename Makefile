@@ -16,7 +16,7 @@ quickstart: .venv/run.stamp
 	$(BIN)/python examples/quickstart/run.py --seed $(SEED)
 
 test: .venv/dev.stamp
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile $(if $(GPUS),--gpus $(GPUS))
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(if $(GPUS),--gpus $(GPUS))
 
 check: format lint types docs
 
@@ -53,6 +53,7 @@ bench: .venv/bench.stamp
 	$(BIN)/python benchmarks/grpo_step.py
 	$(if $(MODEL),$(BIN)/python benchmarks/grpo_step.py --model $(MODEL) --repeats 3)
 	$(BIN)/python benchmarks/sampling.py
+	$(BIN)/python benchmarks/layouts.py
 	$(BIN)/python benchmarks/head.py
 	$(BIN)/python benchmarks/growth.py
 

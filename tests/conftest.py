@@ -1,4 +1,5 @@
-"""Tests say how many GPUs they need: `@pytest.mark.gpus(1)`. None by default; too few here means skipped, with the reason."""
+"""Tests say how many GPUs they need: `@pytest.mark.gpus(1)`. None by default; too few here means skipped, with the reason.
+Files that say that they are `long` come first, so that of several processes none is left alone with one at the end."""
 
 from __future__ import annotations
 
@@ -17,6 +18,7 @@ def gpus_needed(item: pytest.Item) -> int:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.get_closest_marker("long") is None)
     wanted = config.getoption("--gpus")
     if wanted is not None:
         unwanted = [item for item in items if gpus_needed(item) != wanted]

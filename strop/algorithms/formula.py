@@ -229,4 +229,27 @@ def _batch_lines(config: TrainConfig) -> list[str]:
         f"  -> {updates} optimizer step{'s' if updates > 1 else ''} of {sequences // updates} sequences"
         f" -> {config.num_optimizer_steps} optimizer steps in {config.run.num_steps} batches{first}",
         f"  -> the last update of a batch is {updates - 1} step{'' if updates == 2 else 's'} off-policy",
+        f"  passes: {'; '.join(_passes(config))}",
+    ]
+
+
+def _passes(config: TrainConfig) -> list[str]:
+    """The forward passes over a batch beside those that learn, and why there is none where there is none."""
+    algorithm, updates = config.algorithm, config.algorithm.updates_per_batch
+    kl_in_reward = algorithm.kl.coef > 0 and algorithm.kl.place == "reward"
+    selects = POLICY_LOSSES[algorithm.policy_loss.kind].select is not None
+    if algorithm.old_logprobs == "rollout":
+        old = "none, the sampler's are taken"
+    elif selects or kl_in_reward or config.distillation.is_on:
+        old = "of the whole batch"
+    elif updates > 1:
+        old = f"of {updates - 1} of {updates} parts, the first update takes its own"
+    else:
+        old = "none, the only update takes its own"
+    reference = "the model without its adapters" if config.lora.is_on else "a frozen copy of the model"
+    return [
+        f"old_logprobs {old}",
+        f"reference {reference if algorithm.kl.coef > 0 else 'none'}",
+        f"values {'of the critic' if config.has_critic else 'none'}",
+        *(["teacher of the whole batch"] if config.distillation.is_on else []),
     ]

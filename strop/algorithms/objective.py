@@ -89,9 +89,15 @@ class PolicyObjective:
     @property
     def needs_old_logprobs(self) -> bool:
         """True if log-probabilities from before the batch's first update are needed, by a pass of their own."""
+        return self.options.updates_per_batch > 1 or self.needs_old_logprobs_of_all
+
+    @property
+    def needs_old_logprobs_of_all(self) -> bool:
+        """True if something beside the ratio takes them. The ratio of a batch's first update divides by its own: that update's
+        part needs none."""
         options = self.options
         kl_in_reward = self.uses_reference and options.kl.place == "reward"
-        return options.updates_per_batch > 1 or self._policy_loss.select is not None or kl_in_reward
+        return self._policy_loss.select is not None or kl_in_reward
 
     def advantages(self, scored: ScoredTokens) -> Tensor:
         """Advantages [T], from all scored rollouts of the batch at once.

@@ -173,5 +173,5 @@ def _put(nested: dict[str, Any], parts: list[str], value: Any) -> None:
 
 def _below_free_table(root: type[Options], path: str) -> bool:
     """True below an option that is itself a free table, such as data.options.min_terms."""
-    free = (leaf.path for leaf in tree.leaves(root) if str(leaf.field.annotation).startswith("dict"))
-    return any(tree.general(root, path).startswith(f"{table}.") for table in free)
+    below = tree.general(root, path)
+    return any(below.startswith(f"{table}.") for table in tree.free_tables(root))

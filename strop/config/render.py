@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import tomlkit
 
-from strop.config.base import Options
+from strop.config.base import Derived, Options
 from strop.config.root import SFTConfig, TrainConfig
 from strop.config.tree import options_in, tables_in
 
@@ -20,16 +20,17 @@ def to_toml(config: TrainConfig | SFTConfig) -> str:
     resolved = config.model_copy(update={"run": config.run.model_copy(update={"folder": folder})})
     document = tomlkit.document()
     document.add(tomlkit.comment(_HEADER))
-    _fill(document, resolved, "", config)
+    derived = config.all_derived()
+    _fill(document, resolved, "", lambda path: said_of(config, path, derived))
     return tomlkit.dumps(document)
 
 
-def said_of(config: TrainConfig | SFTConfig, path: str) -> str:
-    """Where the value of an option comes from, and what it stands for where that follows from another."""
-    derived = config.all_derived().get(path)
-    if derived is None:
+def said_of(config: TrainConfig | SFTConfig, path: str, derived: Mapping[str, Derived]) -> str:
+    """Where the value of an option comes from, and what it stands for where that follows from another (`derived`: all that
+    does, of this config)."""
+    if path not in derived:
         return config.origin(path)
-    return f"{config.origin(path)}; derived: {derived.value}, from {derived.source}"
+    return f"{config.origin(path)}; derived: {derived[path].value}, from {derived[path].source}"
 
 
 def recorded_origins(text: str) -> dict[str, str] | None:
@@ -49,15 +50,15 @@ def _comments(container: Any, prefix: str) -> Iterator[tuple[str, str]]:
             yield from _comments(item.value, f"{prefix}{name}.")
 
 
-def _fill(container: Any, options: Options, prefix: str, config: TrainConfig | SFTConfig) -> None:
+def _fill(container: Any, options: Options, prefix: str, said: Callable[[str], str]) -> None:
     for name, value in options_in(options):
         item = tomlkit.item("none" if value is None else list(value) if isinstance(value, tuple) else value)
-        item.comment(" ".join(said_of(config, prefix + name).split()))
+        item.comment(" ".join(said(prefix + name).split()))
         container.add(name, item)
     above: dict[str, Any] = {}  # of the tables with names of the user's
     for path, below in tables_in(options):
         table = tomlkit.table()
-        _fill(table, below, f"{prefix}{path}.", config)
+        _fill(table, below, f"{prefix}{path}.", said)
         name, _, own = path.partition(".")
         if not own:
             container.add(name, table)

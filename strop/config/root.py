@@ -26,6 +26,7 @@ from strop.config.filtering import (
 )
 from strop.config.guards import GuardOptions
 from strop.config.imitation import LossOptions, ValidationOptions
+from strop.config.lora import LoraOptions
 from strop.config.sampling import RewardOptions, RolloutOptions
 from strop.config.training import (
     ModelOptions,
@@ -88,6 +89,7 @@ class TrainConfig(RootConfig):
     algorithm: AlgorithmOptions = AlgorithmOptions()
     distillation: DistillationOptions = DistillationOptions()
     trainer: TorchTrainerOptions = TorchTrainerOptions()
+    lora: LoraOptions = LoraOptions()
     critic: CriticOptions = CriticOptions()
     engine: EngineOptions = TorchEngineOptions()
     eval: EvalOptions = EvalOptions()
@@ -145,6 +147,7 @@ class SFTConfig(RootConfig):
     data: DemonstrationOptions
     loss: LossOptions = LossOptions()
     trainer: SFTTrainerOptions = SFTTrainerOptions()
+    lora: LoraOptions = LoraOptions()
     validation: ValidationOptions = ValidationOptions()
     run: SFTRunOptions = SFTRunOptions()
 

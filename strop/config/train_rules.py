@@ -25,6 +25,7 @@ def problems(config: TrainConfig) -> Iterator[Problem]:
     yield from _advantages(config)
     yield from _rewards(config)
     yield from _length_penalty(config)
+    yield from _adapters(config)
     yield from distillation.problems_beside(config)
     yield from _guards(config)
     yield from _engine(config)
@@ -33,6 +34,12 @@ def problems(config: TrainConfig) -> Iterator[Problem]:
 def _engine(config: TrainConfig) -> Iterator[Problem]:
     if config.engine.kind != "vllm":
         return
+    if config.lora.is_on:
+        yield Problem(
+            "lora.rank",
+            f"must be none with engine.kind = vllm, got {config.lora.rank}: servers are given whole weights, and adapters are "
+            "not added to them yet.",
+        )
     asked = {f"eval.{f'sets.{name}.' if name else ''}": own.temperature for name, own in config.eval.all_sets.items()}
     for table, temperature in {"rollout.": config.rollout.temperature, **asked}.items():
         if temperature is not None and temperature > VLLM_HOTTEST:
@@ -136,6 +143,15 @@ def _rewards(config: TrainConfig) -> Iterator[Problem]:
             f"{table}.data.kind",
             f"must be reasoning_gym where the reward is of kind dataset, got {own.data.kind}: that source has no "
             f"scorer of its own. {advice}",
+        )
+
+
+def _adapters(config: TrainConfig) -> Iterator[Problem]:
+    if config.lora.is_on and config.algorithm.kl.coef > 0 and config.algorithm.kl.refresh_steps:
+        yield Problem(
+            "algorithm.kl.refresh_steps",
+            f"must be 0 with lora.rank, got {config.algorithm.kl.refresh_steps}: the reference is the model without adapters, "
+            "and cannot become the policy.",
         )
 
 

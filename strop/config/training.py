@@ -59,9 +59,15 @@ class TorchTrainerOptions(AdamWOptions):
         ge=1,
         description="Token positions of one forward pass, padding included; a longer sequence goes alone.",
     )
-    layout: Literal["padded", "packed"] = Field(
-        default="padded",
-        description="Micro-batches of rows of like length, or of one row with the sequences end to end.",
+    layout: Literal["auto", "padded", "packed", "shared"] = Field(
+        default="auto",
+        description="Rows of a micro-batch: padded to like length, packed with sequences end to end, or shared, where a prompt "
+        "stands once before all its responses; auto takes for each step what costs least of those that the model can read.",
+    )
+    activation_checkpointing: bool = Field(
+        default=False,
+        description="Keep only the inputs of each layer and compute the rest again in the backward pass: less memory for "
+        "about a third more work.",
     )
     num_threads: int | None = Field(
         default=None,

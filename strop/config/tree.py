@@ -46,6 +46,13 @@ def is_named(annotation: Any) -> bool:
 
 
 @cache
+def tables_of(owner: type[Options]) -> dict[str, list[type[Options]]]:
+    """Name to the options classes that may stand there, for the tables directly below a class."""
+    fields = owner.model_fields.items()
+    return {name: below for name, field in fields if (below := variants(field.annotation))}
+
+
+@cache
 def leaves(root: type[Options]) -> tuple[Leaf, ...]:
     """Every option of a tree, variants of a union one after the other under the same path."""
     return tuple(_walk(root, ""))
@@ -53,10 +60,9 @@ def leaves(root: type[Options]) -> tuple[Leaf, ...]:
 
 def _walk(owner: type[Options], prefix: str) -> Iterator[Leaf]:
     for name, field in owner.model_fields.items():
-        below = variants(field.annotation)
-        if not below:
+        if name not in tables_of(owner):
             yield Leaf(prefix + name, owner, field)
-        for variant in below:
+        for variant in tables_of(owner).get(name, ()):
             yield from _walk(variant, f"{prefix}{name}.{NAME}." if is_named(field.annotation) else f"{prefix}{name}.")
 
 
@@ -87,14 +93,16 @@ def general(root: type[Options], path: str) -> str:
     return path if table is None else f"{table.rpartition('.')[0]}.{NAME}{path.removeprefix(table)}"
 
 
-def paths(root: type[Options]) -> list[str]:
-    return list(dict.fromkeys(leaf.path for leaf in leaves(root)))
+@cache
+def paths(root: type[Options]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(leaf.path for leaf in leaves(root)))
 
 
-def tables(root: type[Options]) -> list[str]:
+@cache
+def tables(root: type[Options]) -> tuple[str, ...]:
     """Paths of all tables."""
     names = {path.rpartition(".")[0] for path in paths(root)} - {""}
-    return sorted({part for name in names for part in _prefixes(name)})
+    return tuple(sorted({part for name in names for part in _prefixes(name)}))
 
 
 @cache
@@ -112,6 +120,12 @@ def kinds(root: type[Options], table: str) -> list[str]:
     """The kinds that a table may be of, in the order of its union."""
     path = general(root, f"{table}.kind")
     return list(dict.fromkeys(str(leaf.kind) for leaf in leaves(root) if leaf.path == path))
+
+
+@cache
+def free_tables(root: type[Options]) -> tuple[str, ...]:
+    """Paths of the options that are tables with any entries, such as data.options."""
+    return tuple(leaf.path for leaf in leaves(root) if get_origin(leaf.field.annotation) is dict)
 
 
 def _prefixes(path: str) -> Iterator[str]:
@@ -197,17 +211,19 @@ def walk(options: Options, prefix: str = "") -> Iterator[tuple[str, Options]]:
 
 def tables_in(options: Options) -> Iterator[tuple[str, Options]]:
     """The tables directly below one of a config; those with names of the user's as sets.aime."""
-    for name, value in options:
+    for name in tables_of(type(options)):
+        value = getattr(options, name)
         if isinstance(value, Options):
             yield name, value
-        elif is_named(type(options).model_fields[name].annotation):
+        elif isinstance(value, dict):
             yield from ((f"{name}.{own}", table) for own, table in value.items())
 
 
 def options_in(options: Options) -> Iterator[tuple[str, Any]]:
     """The options of one table of a config, without the tables below it."""
+    below = tables_of(type(options))
     for name, value in options:
-        if not isinstance(value, Options) and not is_named(type(options).model_fields[name].annotation):
+        if name not in below or value is None:
             yield name, value
 
 

@@ -118,4 +118,4 @@ def _with_origin(config: TrainConfig | SFTConfig, now: Mapping[str, Any], path: 
     if path not in now:
         return "[dim]not an option here[/dim]"
     value = "none" if now[path] is None else str(now[path])
-    return f"{escape(value)} [dim]({escape(said_of(config, path))})[/dim]"
+    return f"{escape(value)} [dim]({escape(said_of(config, path, config.all_derived()))})[/dim]"

@@ -36,12 +36,14 @@ _MAY_CHANGE = (
     "critic.path",
 )
 _MAY_CHANGE += ("trainer.num_threads", "trainer.max_tokens_per_micro_batch", "trainer.layout")
+_MAY_CHANGE += ("trainer.activation_checkpointing",)
 _MAY_CHANGE += ("rollout.max_tokens_in_flight", "rollout.timeout_s", "filter.max_rounds")
 _MAY_CHANGE += ("reward.num_workers", "reward.timeout_s", "reward.memory_limit_mb")
 _MAY_CHANGE += ("distillation.request_timeout_s", "distillation.num_retries")
 # Names that others begin with. What they bring is compared: a teacher by its weights.
 _MAY_CHANGE_ITSELF = ("distillation.teacher", "distillation.teachers")
 _MAY_CHANGE_ITSELF += ("distillation.teacher_dtype", "distillation.teacher_device")
+_NEVER_CHANGES = ("lora.rank", "lora.target_modules")  # what learns, and so what a checkpoint holds
 
 
 @dataclass(frozen=True)
@@ -71,19 +73,27 @@ def allowed_differences(config: RootConfig, before: Mapping[str, Any], allowed: 
     now = json.loads(json.dumps(decisive(config)))  # tuples as the lists that the file has
     paths = [path for path in dict.fromkeys([*before, *now]) if before.get(path) != now.get(path)]
     found = [Change(path, before.get(path), now.get(path)) for path in paths]
-    refused = [change for change in found if not all(is_allowed(n, allowed) for n in needed_to_change(change.option))]
+    refused = [change for change in found if not _is_confirmed(change, allowed)]
     if refused:
         raise ConfigError("\n".join(_refusal(change) for change in refused))
     return found
 
 
+def _is_confirmed(change: Change, allowed: frozenset[str]) -> bool:
+    is_possible = change.option not in _NEVER_CHANGES
+    return is_possible and all(is_allowed(name, allowed) for name in needed_to_change(change.option))
+
+
 def _refusal(change: Change) -> str:
+    must = f"{change.option} must be {_word(change.was)} as in the run that is resumed, got {_word(change.now)}. "
+    if change.option in _NEVER_CHANGES:
+        return (
+            f"{must}Set it back, or start a new run from that run's model: the checkpoint holds the weights that learned, and "
+            "with this change others would."
+        )
     flags = " ".join(f"--allow-change {name}" for name in needed_to_change(change.option))
     anew = ", which begins the data anew" if change.restarts_data else ""
-    return (
-        f"{change.option} must be {_word(change.was)} as in the run that is resumed, got {_word(change.now)}. "
-        f"Set it back, confirm the change with {flags}{anew}, or start a new run from that run's model."
-    )
+    return f"{must}Set it back, confirm the change with {flags}{anew}, or start a new run from that run's model."
 
 
 def decisive(config: RootConfig) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from typing import Literal
 
 import torch
 
@@ -122,10 +123,33 @@ def _with_needed_logprobs(session: Session, batch: Batch) -> Batch:
     if objective.options.old_logprobs == "rollout":
         old = batch.rollout_logprobs
     elif objective.needs_old_logprobs or session.teachers is not None:
-        old = session.trainer.logprobs(batch, model="policy", temperature=objective.temperature)
+        old = _old_logprobs(session, batch)
     if objective.uses_reference:
-        reference = session.trainer.logprobs(batch, model="reference", temperature=objective.temperature)
+        reference = _logprobs_by_update(session, batch, "reference")
     return replace(batch, old_logprobs=old, ref_logprobs=reference)
+
+
+def _old_logprobs(session: Session, batch: Batch) -> torch.Tensor:
+    """The policy's own of before the batch; 0 for the first of several updates, which takes its own (see prepare_update),
+    unless something beside the ratio needs them."""
+    updates = session.config.algorithm.updates_per_batch
+    takes_all = updates == 1 or session.objective.needs_old_logprobs_of_all or session.teachers is not None
+    return _logprobs_by_update(session, batch, "policy", first=0 if takes_all else 1)
+
+
+def _logprobs_by_update(
+    session: Session, batch: Batch, model: Literal["policy", "reference"], *, first: int = 0
+) -> torch.Tensor:
+    """Log-probabilities [T] for the updates from `first` on, each in the micro-batches that the update itself will have: of
+    the same weights they are the same to the bit, so that a KL of nothing has no gradient of rounding, which AdamW would
+    follow like any other."""
+    found = torch.zeros(batch.tokens.shape, dtype=torch.float32)
+    for part in _sequences_of_updates(batch, session)[first:]:
+        if part:
+            found[batch.positions(part)] = session.trainer.logprobs(
+                batch.select(part), model=model, temperature=session.objective.temperature
+            )
+    return found
 
 
 Seen = Callable[[Batch], None]  # looks at an update that is about to be made
@@ -139,7 +163,7 @@ def learn(session: Session, batch: Batch, seen: Seen = unseen) -> list[StepMetri
     """The optimizer steps of a batch; what belongs to a whole step is computed before it is cut."""
     updates = session.config.algorithm.updates_per_batch
     with session.console.phase("train", updates):
-        parts = _split(batch, session.step, session.config.rollout.prompts_per_step, updates)
+        parts = [batch.select(part) for part in _sequences_of_updates(batch, session)]
         with _all_or_nothing(session) if updates > 1 or session.critic is not None else nullcontext():
             metrics, steps_before = _explained_variance(batch), session.trainer.num_steps
             for done, part in enumerate(parts):
@@ -211,13 +235,12 @@ def _all_or_nothing(session: Session) -> Iterator[None]:
     session.is_within_step = False
 
 
-def _split(batch: Batch, step: int, prompts_per_step: int, updates: int) -> list[Batch]:
-    """Cut a batch by prompts, groups whole, into one part per update. A part may be empty."""
+def _sequences_of_updates(batch: Batch, session: Session) -> list[list[int]]:
+    """Which sequences each update of a batch learns from: cut by prompts, groups whole. An update may have none."""
+    per_step, updates = session.config.rollout.prompts_per_step, session.config.algorithm.updates_per_batch
     if updates == 1:
-        return [batch]
-    first_group, per_update = step * prompts_per_step, prompts_per_step // updates
-    group_of = batch.group_ids[batch.starts].tolist()
+        return [list(range(batch.num_sequences))]
     parts: list[list[int]] = [[] for _ in range(updates)]
-    for sequence, group in enumerate(group_of):
-        parts[(group - first_group) // per_update].append(sequence)
-    return [batch.select(part) for part in parts]
+    for sequence, group in enumerate(batch.group_ids[batch.starts].tolist()):
+        parts[(group - session.step * per_step) // (per_step // updates)].append(sequence)
+    return parts

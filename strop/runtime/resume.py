@@ -30,7 +30,7 @@ from strop.runtime.random_states import restore_random_states, write_random_stat
 from strop.runtime.run_folder import RunFolder
 from strop.runtime.session import Session
 from strop.runtime.waiting import read_waiting, write_waiting
-from strop.trainers import CRITIC_FILE, REFERENCE_FILE
+from strop.trainers import CRITIC_FILE, REFERENCE_FILE, TorchTrainer
 from strop.types import ConfigError, DataError, GuardError, ModelError, UserError
 
 
@@ -95,6 +95,7 @@ def _state(session: Session) -> dict[str, Any]:
         "scorer": scorer_source(session.config.reward),
         "filters": filter_source(session.config.filter),
         "teachers": None if session.teachers is None else session.teachers.fingerprints,
+        "base": session.trainer.base_fingerprint,
         "num_steps": session.config.run.num_steps,
         "best": None if session.best is None else asdict(session.best),
         "best_step": None if session.best is None else session.best.step,
@@ -174,7 +175,7 @@ def _still_valid(coefficients: Mapping[str, float], changes: Sequence[Change]) -
 def _check_has_parts(session: Session, path: Path) -> None:
     """Raises ConfigError where a change asks for a model that the checkpoint lacks."""
     needed = (
-        (REFERENCE_FILE, "reference", session.objective.uses_reference),
+        (REFERENCE_FILE, "reference", session.trainer.saves_reference),
         (CRITIC_FILE, "critic", session.critic is not None),
     )
     for file, what, is_needed in needed:
@@ -198,6 +199,7 @@ def _warn_of_sources(session: Session, state: Mapping[str, Any]) -> None:
 
 def restore_learners(session: Session, path: Path, state: Mapping[str, Any], changes: Sequence[Change] = ()) -> None:
     """All that learns as a checkpoint has it."""
+    check_base(session.trainer, state.get("base"), path)
     session.trainer.load(path)
     if session.critic is not None:
         session.critic.load(path)
@@ -238,3 +240,11 @@ def _other_teachers(
         f"--allow-change {option.partition('.teachers.')[0]}{'.teachers' if source else ''}, or start a new run from this "
         "run's model."
     )
+
+
+def check_base(trainer: TorchTrainer, before: str | None, path: Path) -> None:
+    """Adapters go on from the model that they were made for, wherever it lies now; raises ModelError for another one."""
+    if before != trainer.base_fingerprint:
+        raise ModelError(
+            f"model.path must be the model whose adapters {path} holds; the weights differ. Set it back, or start a new run."
+        )

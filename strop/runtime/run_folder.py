@@ -12,10 +12,11 @@ from typing import Any
 from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 
+from strop.trainers import has_adapters, merged, save_adapters
 from strop.types import UserError
 
 _REPLACED = ("config.toml", "objective.txt", "metrics.jsonl", "changes.jsonl", "rollouts", "guards", "checkpoints")
-_REPLACED += ("report.html",)
+_REPLACED += ("report.html", "adapter")
 _OF_EARLIER_RUN = ".of_earlier_run"  # a file in model/, best/ and critic/
 
 
@@ -34,6 +35,7 @@ class RunFolder:
         self.model = path / "model"
         self.best = path / "best"
         self.critic = path / "critic"
+        self.adapter = path / "adapter"
         self.report = path / "report.html"
 
     def holds_run(self) -> bool:
@@ -106,8 +108,10 @@ class RunFolder:
             shutil.rmtree(self.best)
 
     def write_model(self, model: Any, tokenizer: Any) -> None:
-        """The model at the end as `model/`; raises as `write_critic`."""
+        """The model at the end as `model/`, adapters merged into it and alone as `adapter/`; raises as `write_critic`."""
         self._write(self.model, partial(_save_model, model, tokenizer, {}), "model")
+        if has_adapters(model):
+            self._write(self.adapter, partial(save_adapters, model), "adapter")
 
     def write_best(self, model: Any, tokenizer: Any, notes: Mapping[str, str]) -> None:
         """The model of the best step as `best/`, with the text of files about it; raises as `write_critic`."""
@@ -141,7 +145,7 @@ class RunFolder:
 
 
 def _save_model(model: Any, tokenizer: Any, notes: Mapping[str, str], folder: Path) -> None:
-    model.save_pretrained(folder)
+    merged(model).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     for name, text in notes.items():
         (folder / name).write_text(text, encoding="utf-8")

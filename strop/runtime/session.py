@@ -28,7 +28,7 @@ from strop.runtime.random_states import random_states
 from strop.runtime.run_folder import RunFolder
 from strop.runtime.teachers import Teachers, open_teachers
 from strop.runtime.writer import CheckpointWriter
-from strop.trainers import TorchCritic, TorchTrainer
+from strop.trainers import TorchCritic, TorchTrainer, attach_adapters, check_peft
 from strop.types import ConfigError, Engine, Group, Prompt
 
 
@@ -138,6 +138,7 @@ def _with_learners(
             max_response_tokens=config.rollout.max_response_tokens,
         )
     teachers = open_teachers(config, loaded, base.prompts, console)
+    attach_adapters(loaded.model, config.lora, seed=config.seed)  # the critic has its own copy, without them
     objective = PolicyObjective(
         config.algorithm,
         temperature=config.rollout.temperature,
@@ -171,6 +172,7 @@ def open_sampling(
     """The part of a session that samples and scores, from what the config names."""
     filters = Filters(config.filter, looks_at_parts=config.algorithm.advantage.kind == "gdpo")
     set_threads(config.trainer.num_threads)
+    check_peft(config.lora)
     interrupts.check()
     loaded = load_model(config.model)
     interrupts.check()

@@ -1,6 +1,8 @@
 """Models that learn."""
 
-from strop.trainers.layout import Layout, cut, lay_out, padding_share
+from strop.trainers.adapters import attach_adapters, check_peft, has_adapters, merged, save_adapters
+from strop.trainers.cutting import Costs, Cut, cheapest, cut, cut_batch
+from strop.trainers.layout import Layout, lay_out
 from strop.trainers.schedule import lr_factor
 from strop.trainers.torch_critic import CRITIC_FILE, TorchCritic
 from strop.trainers.torch_trainer import REFERENCE_FILE, TorchTrainer
@@ -9,13 +11,21 @@ from strop.trainers.values import ValueModel, body_of
 __all__ = [
     "CRITIC_FILE",
     "REFERENCE_FILE",
+    "Costs",
+    "Cut",
     "Layout",
     "TorchCritic",
     "TorchTrainer",
     "ValueModel",
+    "attach_adapters",
     "body_of",
+    "cheapest",
+    "check_peft",
     "cut",
+    "cut_batch",
+    "has_adapters",
     "lay_out",
     "lr_factor",
-    "padding_share",
+    "merged",
+    "save_adapters",
 ]

@@ -9,8 +9,10 @@ from torch import Tensor
 
 from strop import ops
 from strop.data.batch import Batch
-from strop.trainers.layout import Layout, LayoutKind, cut, lay_out
+from strop.trainers.cutting import Cut
+from strop.trainers.layout import Layout, LayoutKind, lay_out
 from strop.trainers.rows import RowReader, are_equal
+from strop.trainers.sharing import RowSizes
 
 # Head inputs of the probe are multiplied by this (a power of two: exact): logits of every model then reach where a soft
 # cap, of 30 say, bends them.
@@ -34,12 +36,18 @@ class TokenScorer(RowReader):
             self.check_causal()
 
     def __call__(
-        self, batch: Batch, *, temperature: float, layout: LayoutKind, with_entropy: bool
+        self,
+        batch: Batch,
+        *,
+        temperature: float,
+        layout: LayoutKind,
+        with_entropy: bool,
+        rows: RowSizes | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Log-probabilities [N] and entropies [N] of the N trainable tokens of `batch`, in flat order."""
         with self.explaining(batch, layout):
-            laid = lay_out(batch, layout)
-            predicting = (laid.places[batch.loss_mask] - 1).to(self.device)
+            laid = lay_out(batch, layout, rows)
+            predicting = laid.before[batch.loss_mask].to(self.device)
             targets = batch.tokens[batch.loss_mask].to(self.device)
             if self._has_plain_head:
                 weight = self.model.get_output_embeddings().weight
@@ -50,25 +58,24 @@ class TokenScorer(RowReader):
             return ops.token_logprobs(logits, targets, temperature=temperature), entropy
 
     @torch.no_grad()
-    def all_logprobs(self, batch: Batch, *, temperature: float, max_tokens: int, layout: LayoutKind) -> Tensor:
-        """Log-probabilities [T] of the batch's trainable tokens, 0 elsewhere, in micro-batches of at most `max_tokens`
-        positions; no gradient."""
+    def all_logprobs(self, batch: Batch, cut: Cut, *, temperature: float) -> Tensor:
+        """Log-probabilities [T] of the batch's trainable tokens, 0 elsewhere, in the micro-batches of a cut; no gradient."""
         found = torch.zeros(batch.tokens.shape, dtype=torch.float32)
-        for sequences in cut(batch.lengths, max_tokens=max_tokens, kind=layout):
+        for sequences, rows in cut.parts:
             part = batch.select(sequences)
             if not part.loss_mask.any():
                 continue
-            numbers, _ = self(part, temperature=temperature, layout=layout, with_entropy=False)
+            numbers, _ = self(part, temperature=temperature, layout=cut.kind, with_entropy=False, rows=rows)
             found[batch.positions(sequences)[part.loss_mask]] = numbers.float().cpu()
         return found
 
     def _body(self, laid: Layout) -> Tensor:
         return self.model.base_model(**self._inputs(laid)).last_hidden_state
 
-    def _read(self, ids: list[int], positions: list[int] | None = None) -> Tensor:
+    def _read(self, ids: list[int], positions: list[int] | None = None, mask: Tensor | None = None) -> Tensor:
         place = {} if positions is None else {"position_ids": torch.tensor([positions], device=self.device)}
         row = torch.tensor([ids], device=self.device)
-        return self.model(input_ids=row, attention_mask=None, use_cache=False, **place).logits[0]
+        return self.model(input_ids=row, attention_mask=mask, use_cache=False, **place).logits[0]
 
     @torch.no_grad()
     def _head_is_plain(self) -> bool:

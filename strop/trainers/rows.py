@@ -5,14 +5,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from strop.data.batch import Batch
+from strop.trainers.attention import attends_to_all
 from strop.trainers.layout import Layout, LayoutKind
-from strop.types import ModelError, UserError, model_failure
+from strop.types import ModelError, model_failure
 
 
 class RowReader(ABC):
@@ -23,8 +24,9 @@ class RowReader(ABC):
         self.device = next(model.parameters()).device
 
     @abstractmethod
-    def _read(self, ids: list[int], positions: list[int] | None = None) -> Tensor:
-        """Numbers of each position of one row [L, ...]; without positions as the model places tokens itself."""
+    def _read(self, ids: list[int], positions: list[int] | None = None, mask: Tensor | None = None) -> Tensor:
+        """Numbers of each position of one row [L, ...]; without positions as the model places tokens itself, with a mask
+        [1, 1, L, L] as it says."""
 
     @contextmanager
     def probing(self) -> Iterator[None]:
@@ -45,13 +47,13 @@ class RowReader(ABC):
             )
 
     @contextmanager
-    def explaining(self, batch: Batch, layout: LayoutKind) -> Iterator[None]:
+    def explaining(self, batch: Batch, layout: LayoutKind | None = None) -> Iterator[None]:
         """Forward or backward of a micro-batch: what the model raises becomes a ModelError that says at which input."""
         try:
             yield
         except Exception as error:
-            lengths, kind = batch.lengths, layout.replace("_", " ")
-            rows = f"{len(lengths)} {kind} sequences of up to {max(lengths)} tokens ({sum(lengths)} together)"
+            lengths, kind = batch.lengths, "" if layout is None else f"{layout.replace('_', ' ')} "
+            rows = f"{len(lengths)} {kind}sequences of up to {max(lengths)} tokens ({sum(lengths)} together)"
             option = "trainer.max_tokens_per_micro_batch"
             if len(lengths) == 1:  # a smaller micro-batch there is not
                 rows, option = (
@@ -63,24 +65,43 @@ class RowReader(ABC):
     def _inputs(self, laid: Layout) -> dict[str, Any]:
         return {
             "input_ids": laid.input_ids.to(self.device),
-            "attention_mask": None if laid.attention_mask is None else laid.attention_mask.to(self.device),
+            "attention_mask": None if laid.attention_mask is None else self._mask(laid.attention_mask),
             "position_ids": laid.position_ids.to(self.device),
             "use_cache": False,
         }
 
-    @torch.no_grad()
-    def check_packing(self) -> None:
-        """See on numbers that a packed sequence does not see the one before it.
+    def _mask(self, sees: Tensor) -> Tensor:
+        """B x L as it is; B x L x L as what is added to attention scores [B, 1, L, L], which every kind of attention takes."""
+        sees = sees.to(self.device)
+        if sees.dim() == 2:
+            return sees
+        added = torch.zeros(sees.shape, dtype=self.model.dtype, device=self.device)
+        return added.masked_fill_(~sees, torch.finfo(self.model.dtype).min)[:, None]
 
-        Raises:
-            UserError: it does: the model has no word for where a sequence begins.
-        """
+    @torch.no_grad()
+    def fault_of(self, layout: Literal["packed", "shared"]) -> str:
+        """What goes wrong in rows with several sequences in them, seen on numbers; "" if nothing."""
         try:
-            fault = self._packing_fault()
+            return self._packing_fault() if layout == "packed" else self._sharing_fault()
         except Exception as error:  # noqa: BLE001 - another library's model raises whatever it likes
-            fault = f"{type(error).__name__}: {error}"
-        if fault:
-            raise UserError(f"trainer.layout must be padded for {type(self.model).__name__}, got packed: {fault}.")
+            return f"{type(error).__name__}: {error}"
+
+    def _sharing_fault(self) -> str:
+        """What goes wrong where the prompt [0 1 2] has the responses [1 0] and [2 1 0] in one row, or [3 3] for the first."""
+        if not attends_to_all(self.model):
+            return "its layers do not all attend to everything before them, and a prepared mask would take the place of theirs"
+        positions, own = [0, 1, 2, 3, 4, 3, 4, 5], [0, 0, 0, 1, 1, 2, 2, 2]
+        segment = torch.tensor(own)
+        sees = ((segment == 0)[None, :] | (segment[:, None] == segment[None, :])).tril()[None]
+        alone = torch.cat([self._read([0, 1, 2, 1, 0])[3:], self._read([0, 1, 2, 2, 1, 0])[3:]])
+        rows = [[0, 1, 2, *first, 2, 1, 0] for first in ([1, 0], [2, 2])]
+        shared, neighbour = (self._read(row, positions, self._mask(sees))[3:] for row in rows)
+        if not are_equal(alone, shared, rounding=1e-4):  # products in other shapes
+            return f"under a prepared mask sequences are not read as they are alone (off by {gap(alone, shared):.2g})"
+        everything = torch.ones_like(sees).tril()
+        seen = gap(*(self._read(row, positions, self._mask(everything))[5:] for row in rows))
+        leak = gap(shared[2:], neighbour[2:])
+        return f"a response sees the one before it (numbers differ by {leak:.2g})" if leak > seen / 10 else ""
 
     def _packing_fault(self) -> str:
         """What goes wrong where [0 1 2][1 0] are one row; "" if nothing."""

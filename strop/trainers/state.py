@@ -63,9 +63,9 @@ def load(folder: Path, parameters: dict[str, Tensor], optimizer: torch.optim.Opt
     for name, parameter in parameters.items():
         if f"step/{name}" in moments:
             found = {moment: moments[f"{moment}/{name}"] for moment in _MOMENTS}
+            # a fused AdamW has its count of steps beside the moments; the copy, because a file's tensors may share memory
             optimizer.state[parameter] = {
-                moment: value.clone() if moment == "step" else value.to(parameter.device)
-                for moment, value in found.items()
+                moment: value.to(parameter.device, copy=True) for moment, value in found.items()
             }
     return int(json.loads((folder / f"{prefix}trainer.json").read_text())["num_steps"])
 

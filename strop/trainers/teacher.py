@@ -10,6 +10,7 @@ from torch import Tensor
 
 from strop.data.batch import Batch
 from strop.trainers.forward import TokenScorer
+from strop.trainers.layout_choice import Cutter
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -24,19 +25,24 @@ class FrozenModel:
 
     def __init__(self, model: Any, *, max_tokens_per_micro_batch: int) -> None:
         self._scorer = TokenScorer(model.eval().requires_grad_(False))
-        self._max_tokens = max_tokens_per_micro_batch
+        self._cut = Cutter(self._scorer, "auto", max_tokens_per_micro_batch)
 
     def logprobs(self, batch: Batch, *, temperature: float) -> Tensor:
         """Log-probabilities [T] of the batch's trainable tokens, 0 elsewhere; no gradient."""
-        return self._scorer.all_logprobs(batch, temperature=temperature, max_tokens=self._max_tokens, layout="padded")
+        return self._scorer.all_logprobs(batch, self._cut(batch), temperature=temperature)
 
     def fingerprint(self) -> str:
         """Of names, shapes, types and values of all weights: another one for another model, whatever folder it is in."""
-        digest = hashlib.sha256()
-        for name, weight in self._scorer.model.state_dict().items():
-            bits = weight.detach().contiguous().flatten().view(_BITS[weight.element_size()])
-            digest.update(repr((name, tuple(weight.shape), str(weight.dtype), _checksum(bits))).encode())
-        return digest.hexdigest()
+        return fingerprint(self._scorer.model.state_dict())
+
+
+def fingerprint(weights: dict[str, Tensor]) -> str:
+    """Of names, shapes, types and values of weights."""
+    digest = hashlib.sha256()
+    for name, weight in weights.items():
+        bits = weight.detach().contiguous().flatten().view(_BITS[weight.element_size()])
+        digest.update(repr((name, tuple(weight.shape), str(weight.dtype), _checksum(bits))).encode())
+    return digest.hexdigest()
 
 
 def _checksum(bits: Tensor) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -10,7 +11,10 @@ from torch import Tensor
 from strop import ops
 from strop.config import CriticOptions, TorchTrainerOptions
 from strop.data.batch import Batch
-from strop.trainers.layout import cut
+from strop.trainers.layout import LayoutKind
+from strop.trainers.layout_choice import Cutter
+from strop.trainers.recompute import Recompute
+from strop.trainers.sharing import RowSizes
 from strop.trainers.state import Write
 from strop.trainers.updates import Moments, Updates
 from strop.trainers.values import ValueModel, ValueScorer
@@ -35,15 +39,14 @@ class TorchCritic:
     ) -> None:
         self.model = model.eval()
         self.options = options
-        self._layout = layout
         self._scorer = ValueScorer(model)
-        if layout.layout == "packed":
-            self._scorer.check_packing()
+        self._recompute = Recompute(model.body, is_on=layout.activation_checkpointing)
+        self._cut = Cutter(self._scorer, layout.layout, layout.max_tokens_per_micro_batch)
         self._updates = Updates(
             {name: p for name, p in model.named_parameters() if p.requires_grad},
             options,
             total_steps=total_steps,
-            explaining=lambda part: self._scorer.explaining(part, layout.layout),
+            explaining=self._scorer.explaining,
             owner="the critic's ",
         )
 
@@ -56,10 +59,11 @@ class TorchCritic:
     def values(self, batch: Batch) -> Tensor:
         """Values [T] of the batch's trainable tokens, 0 elsewhere; no gradient."""
         found = torch.zeros(batch.tokens.shape, dtype=torch.float32)
-        for sequences in self._cut(batch):
+        cut = self._cut(batch)
+        for sequences, rows in cut.parts:
             part = batch.select(sequences)
             if part.loss_mask.any():
-                numbers = self._scorer(part, layout=self._layout.layout)
+                numbers = self._scorer(part, layout=cut.kind, rows=rows)
                 found[batch.positions(sequences)[part.loss_mask]] = numbers.cpu()
         return found
 
@@ -72,17 +76,16 @@ class TorchCritic:
         """
         if not batch.loss_mask.any():
             return {}
-        metrics = self._updates.step(batch, self._cut(batch), self._weighted_loss)
+        cut = self._cut(batch)
+        with self._recompute.around_step():
+            metrics = self._updates.step(batch, cut, partial(self._weighted_loss, cut.kind))
         names = {"loss": "value_loss", "grad_norm": f"{_PREFIX}grad_norm", "lr": f"{_PREFIX}lr"}
         return {names.get(name, name): metric for name, metric in metrics.items()}
 
-    def _cut(self, batch: Batch) -> list[list[int]]:
-        return cut(batch.lengths, max_tokens=self._layout.max_tokens_per_micro_batch, kind=self._layout.layout)
-
-    def _weighted_loss(self, part: Batch) -> tuple[Tensor, StepMetrics]:
+    def _weighted_loss(self, kind: LayoutKind, part: Batch, rows: RowSizes | None) -> tuple[Tensor, StepMetrics]:
         assert part.old_values is not None
         assert part.returns is not None
-        values, mask = self._scorer(part, layout=self._layout.layout), part.loss_mask
+        values, mask = self._scorer(part, layout=kind, rows=rows), part.loss_mask
         old, returns, weights = (
             tensor[mask].to(values.device, values.dtype)
             for tensor in (part.old_values, part.returns, part.token_weights)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,8 +16,13 @@ from strop.algorithms import Objective, TrainableTokens
 from strop.config import TorchTrainerOptions
 from strop.data.batch import Batch
 from strop.trainers import state
+from strop.trainers.adapters import has_adapters, without_adapters
 from strop.trainers.forward import TokenScorer
-from strop.trainers.layout import cut
+from strop.trainers.layout import LayoutKind
+from strop.trainers.layout_choice import Cutter
+from strop.trainers.recompute import Recompute
+from strop.trainers.sharing import RowSizes
+from strop.trainers.teacher import fingerprint
 from strop.trainers.updates import Moments, Updates
 from strop.types import GuardError, Metric, StepMetrics, WeightSource
 
@@ -31,7 +37,7 @@ class TorchTrainer:
         options: the table `[trainer]`.
         total_steps: optimizer steps of the whole run, the length of the schedule.
         max_logprob_gap: mean |engine - trainer| log-probability above which a step is refused.
-        keeps_reference: hold a frozen copy of the model as it is now.
+        keeps_reference: hold a frozen copy of the model as it is now; one with adapters needs none: it is itself without them.
         watch: sees the metrics of an update before the optimizer moves, and may raise a GuardError.
     """
 
@@ -50,15 +56,23 @@ class TorchTrainer:
         self.max_logprob_gap = max_logprob_gap
         self._watch = watch
         self._policy = TokenScorer(model)
-        if options.layout == "packed":
-            self._policy.check_packing()
-        self._reference = TokenScorer(copy.deepcopy(model).requires_grad_(False)) if keeps_reference else None
+        self._cut = Cutter(self._policy, options.layout, options.max_tokens_per_micro_batch)
+        self._has_adapters = has_adapters(model)
+        self._keeps_reference = keeps_reference
+        copies = keeps_reference and not self._has_adapters  # else the reference is the model without its adapters
+        self._reference = TokenScorer(copy.deepcopy(model).requires_grad_(False)) if copies else None
+        self._recompute = Recompute(model, is_on=options.activation_checkpointing)
         self._updates = Updates(
             {name: p for name, p in model.named_parameters() if p.requires_grad},
             options,
             total_steps=total_steps,
-            explaining=lambda part: self._policy.explaining(part, options.layout),
+            explaining=self._policy.explaining,
         )
+
+    @property
+    def saves_reference(self) -> bool:
+        """Does a checkpoint hold the reference? Below adapters it is the model itself."""
+        return self._reference is not None
 
     @property
     def num_steps(self) -> int:
@@ -69,15 +83,13 @@ class TorchTrainer:
         self, batch: Batch, *, model: Literal["policy", "reference"] = "policy", temperature: float = 1.0
     ) -> Tensor:
         """Log-probabilities [T] of the batch's trainable tokens, 0 elsewhere; no gradient."""
-        scorer = self._policy if model == "policy" else self._reference
-        if scorer is None:
+        if model == "reference" and not self._keeps_reference:
             raise ValueError("this trainer was made without a reference; pass keeps_reference=True.")
-        return scorer.all_logprobs(
-            batch,
-            temperature=temperature,
-            max_tokens=self.options.max_tokens_per_micro_batch,
-            layout=self.options.layout,
-        )
+        if model == "reference" and self._has_adapters:
+            with without_adapters(self.model):
+                return self._policy.all_logprobs(batch, self._cut(batch), temperature=temperature)
+        scorer = self._policy if model == "policy" or self._reference is None else self._reference
+        return scorer.all_logprobs(batch, self._cut(batch), temperature=temperature)
 
     def step(self, batch: Batch, objective: Objective) -> StepMetrics:
         """One optimizer step on the whole batch, in micro-batches; the sum of weight x loss over all of them.
@@ -89,25 +101,26 @@ class TorchTrainer:
         """
         if not batch.loss_mask.any():
             return {"skipped_steps": Metric("sum", 1.0)}
-        return self._updates.step(
-            batch, self._cut(batch), lambda part: self._weighted_loss(part, objective), self._guard
-        )
+        cut = self._cut(batch)
+        with self._recompute.around_step():
+            metrics = self._updates.step(batch, cut, partial(self._weighted_loss, objective, cut.kind), self._guard)
+        return metrics | cut.metrics()
 
-    def _cut(self, batch: Batch) -> list[list[int]]:
-        options = self.options
-        return cut(batch.lengths, max_tokens=options.max_tokens_per_micro_batch, kind=options.layout)
-
-    def _weighted_loss(self, part: Batch, objective: Objective) -> tuple[Tensor, StepMetrics]:
-        _, selected = self._tokens_of(part, objective)
+    def _weighted_loss(
+        self, objective: Objective, kind: LayoutKind, part: Batch, rows: RowSizes | None
+    ) -> tuple[Tensor, StepMetrics]:
+        _, selected = self._tokens_of(part, objective, kind, rows)
         losses, metrics = objective.loss(selected)
         weights = part.token_weights[part.loss_mask].to(losses.device, losses.dtype)
         return (weights * losses).sum(), metrics
 
-    def _tokens_of(self, part: Batch, objective: Objective) -> tuple[Tensor, TrainableTokens]:
+    def _tokens_of(
+        self, part: Batch, objective: Objective, kind: LayoutKind, rows: RowSizes | None = None
+    ) -> tuple[Tensor, TrainableTokens]:
         """Log-probabilities of the trainable tokens as they are now, and all that their loss is made of."""
         with_entropy = objective.uses_entropy or objective.measures_entropy
         logprobs, entropy = self._policy(
-            part, temperature=objective.temperature, layout=self.options.layout, with_entropy=with_entropy
+            part, temperature=objective.temperature, layout=kind, with_entropy=with_entropy, rows=rows
         )
         return logprobs, _trainable(part.to(logprobs.device), logprobs, entropy)
 
@@ -131,10 +144,17 @@ class TorchTrainer:
 
     @torch.no_grad()
     def refresh_reference(self) -> None:
-        """Make the policy as it is now the reference."""
-        assert self._reference is not None, "made with keeps_reference=True"
+        """Make the policy as it is now the reference, which must be a copy."""
+        assert self._reference is not None, "made with keeps_reference=True, without adapters"
         for kept, now in zip(self._reference.model.parameters(), self.model.parameters(), strict=True):
             kept.copy_(now)
+
+    @cached_property
+    def base_fingerprint(self) -> str | None:
+        """Of the frozen weights below adapters, which a checkpoint does not hold; None where there are none."""
+        if not self._has_adapters:
+            return None
+        return fingerprint({name: p for name, p in self.model.named_parameters() if not p.requires_grad})
 
     def copy_weights(self) -> dict[str, Tensor]:
         """A copy of what the optimizer moves (float32 masters where there are), in host memory."""
@@ -168,8 +188,8 @@ class TorchTrainer:
         self._updates.put_back_moments(moments)
 
     def digest(self) -> str:
-        """A checksum of the weights (float32 masters where there are)."""
-        return self._updates.digest()
+        """A checksum of the weights (float32 masters where there are), of those below adapters too."""
+        return self._updates.digest(beside=self.base_fingerprint or "")
 
     @torch.no_grad()
     def token_losses(self, batch: Batch, objective: Objective) -> tuple[Tensor, Tensor]:
@@ -179,7 +199,7 @@ class TorchTrainer:
             batch: one that fits memory, ready for `step`.
             objective: as for `step`.
         """
-        logprobs, selected = self._tokens_of(batch, objective)
+        logprobs, selected = self._tokens_of(batch, objective, self._cut(batch).kind)
         losses, _ = objective.loss(selected)
         found = torch.zeros(2, len(batch.tokens))
         found[0, batch.loss_mask], found[1, batch.loss_mask] = logprobs.float().cpu(), losses.float().cpu()

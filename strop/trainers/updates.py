@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,12 +16,14 @@ from torch import Tensor
 from strop.config import AdamWOptions
 from strop.data.batch import Batch
 from strop.trainers import state
+from strop.trainers.cutting import Cut
 from strop.trainers.masters import MasterWeights
 from strop.trainers.schedule import lr_factor
+from strop.trainers.sharing import RowSizes
 from strop.types import GuardError, Metric, StepMetrics, merge_metrics
 
-# A micro-batch to its weighted loss, which carries gradient, and its metrics.
-WeightedLoss = Callable[[Batch], tuple[Tensor, StepMetrics]]
+# A micro-batch, and what stands in its rows, to its weighted loss, which carries gradient, and its metrics.
+WeightedLoss = Callable[[Batch, RowSizes | None], tuple[Tensor, StepMetrics]]
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,11 @@ class Updates:
         self._masters = MasterWeights(parameters)
         self.parameters = self._masters.by_name  # what AdamW moves and a checkpoint holds
         self.optimizer = torch.optim.AdamW(
-            self._parameter_groups(), lr=options.lr, betas=(options.beta1, options.beta2), eps=options.adam_eps
+            self._parameter_groups(),
+            lr=options.lr,
+            betas=(options.beta1, options.beta2),
+            eps=options.adam_eps,
+            fused=True,  # one pass over each weight: 3 to 8 times as fast on CPU as one operation after another
         )
 
     def _parameter_groups(self) -> list[dict[str, Any]]:
@@ -75,7 +81,7 @@ class Updates:
     def step(
         self,
         batch: Batch,
-        cuts: Sequence[Sequence[int]],
+        cut: Cut,
         weighted_loss: WeightedLoss,
         guard: Callable[[StepMetrics], None] = lambda metrics: None,
     ) -> StepMetrics:
@@ -83,7 +89,7 @@ class Updates:
 
         Args:
             batch: with at least one trainable token.
-            cuts: the sequences of each micro-batch.
+            cut: of the batch into micro-batches.
             weighted_loss: of a micro-batch.
             guard: sees the metrics before the optimizer moves, and may raise.
 
@@ -92,7 +98,7 @@ class Updates:
             ModelError: before the optimizer moves: a micro-batch that does not fit memory, or that the model cannot read.
         """
         self._masters.zero_grad()
-        parts = [self._accumulate(batch.select(sequences), weighted_loss) for sequences in cuts]
+        parts = [self._accumulate(batch.select(sequences), rows, weighted_loss) for sequences, rows in cut.parts]
         metrics = merge_metrics(parts)
         metrics["loss"] = Metric.mean(metrics["loss"].total, 1)  # parts add up to the step's loss; steps are averaged
         guard(metrics)
@@ -106,11 +112,11 @@ class Updates:
         self.num_steps += 1
         return metrics | {"grad_norm": Metric.mean(float(norm), 1), "lr": Metric("max", lr)}
 
-    def _accumulate(self, part: Batch, weighted_loss: WeightedLoss) -> StepMetrics:
+    def _accumulate(self, part: Batch, rows: RowSizes | None, weighted_loss: WeightedLoss) -> StepMetrics:
         """Forward and backward of one micro-batch."""
         if not part.loss_mask.any():
             return {}
-        loss, metrics = weighted_loss(part)
+        loss, metrics = weighted_loss(part, rows)
         total = float(loss.detach())
         if not math.isfinite(total):
             raise self._blaming(part, weighted_loss)
@@ -127,7 +133,7 @@ class Updates:
             if not part.loss_mask.any():
                 continue
             self._masters.zero_grad()
-            loss, _ = weighted_loss(part)
+            loss, _ = weighted_loss(part, None)
             loss.backward()
             self._masters.take_gradients()
             gradients = [p.grad for p in self.parameters.values() if p.grad is not None]
@@ -181,13 +187,13 @@ class Updates:
         for name, found in moments.by_name.items():
             parameter = self.parameters[name]
             self.optimizer.state[parameter] = {
-                key: value.clone() if key == "step" else value.to(parameter.device, copy=True)
-                for key, value in found.items()
+                key: value.to(parameter.device, copy=True) for key, value in found.items()
             }
 
-    def digest(self) -> str:
-        """A checksum of the weights, eight hexadecimal digits: equal weights have equal ones, others hardly ever."""
-        found = 0
+    def digest(self, *, beside: str = "") -> str:
+        """A checksum of the weights, and of a text, eight hexadecimal digits: equal weights have equal ones, others hardly
+        ever."""
+        found = zlib.crc32(beside.encode())
         for parameter in self.parameters.values():
             content = parameter.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
             found = zlib.crc32(content, found)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from strop.data.batch import Batch
 from strop.trainers.layout import LayoutKind, lay_out
 from strop.trainers.rows import RowReader
+from strop.trainers.sharing import RowSizes
 from strop.types import ModelError, model_failure
 
 
@@ -66,16 +67,16 @@ class ValueScorer(RowReader):
         with self.probing():
             self.check_causal()
 
-    def __call__(self, batch: Batch, *, layout: LayoutKind) -> Tensor:
+    def __call__(self, batch: Batch, *, layout: LayoutKind, rows: RowSizes | None = None) -> Tensor:
         """Values [N] of the N trainable tokens, float32, in flat order. That of a token is read off the token before it, as
         its log-probability is: it is the value of the state in which the token is chosen."""
         with self.explaining(batch, layout):
-            laid = lay_out(batch, layout)
-            before = (laid.places[batch.loss_mask] - 1).to(self.device)
+            laid = lay_out(batch, layout, rows)
+            before = laid.before[batch.loss_mask].to(self.device)
             hidden = self.model(**self._inputs(laid)).last_hidden_state.flatten(0, 1)[before]
             return self._head(hidden.float()).squeeze(-1)
 
-    def _read(self, ids: list[int], positions: list[int] | None = None) -> Tensor:
+    def _read(self, ids: list[int], positions: list[int] | None = None, mask: Tensor | None = None) -> Tensor:
         place = {} if positions is None else {"position_ids": torch.tensor([positions], device=self.device)}
         row = torch.tensor([ids], device=self.device)
-        return self.model(input_ids=row, attention_mask=None, use_cache=False, **place).last_hidden_state[0]
+        return self.model(input_ids=row, attention_mask=mask, use_cache=False, **place).last_hidden_state[0]

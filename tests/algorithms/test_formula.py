@@ -149,3 +149,19 @@ def test_the_formula_of_vapo_has_both_of_its_lambdas():
 
 def test_without_a_critic_the_formula_does_not_speak_of_one():
     assert "critic" not in formula(algorithm={"preset": "grpo"})
+
+
+@pytest.mark.parametrize(
+    "tables, passes",
+    [
+        ({}, "old_logprobs none, the only update takes its own; reference none; values none"),
+        ({"algorithm": {"updates_per_batch": 4}}, "old_logprobs of 3 of 4 parts, the first update takes its own"),
+        ({"algorithm": {"old_logprobs": "rollout"}}, "old_logprobs none, the sampler's are taken"),
+        ({"algorithm": {"policy_loss": {"kind": "kl_cov"}}}, "old_logprobs of the whole batch"),
+        ({"algorithm": {"kl": {"coef": 0.1}}}, "reference a frozen copy of the model"),
+        ({"algorithm": {"kl": {"coef": 0.1}}, "lora": {"rank": 4}}, "reference the model without its adapters"),
+        ({"algorithm": {"advantage": {"kind": "gae"}}}, "values of the critic"),
+    ],
+)
+def test_the_passes_of_a_batch_are_named(tables, passes):
+    assert passes in formula(**tables)

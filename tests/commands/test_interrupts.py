@@ -13,6 +13,8 @@ from commands.small_runs import ENVIRONMENT, Done, command_line, metrics, read_l
 import strop as package
 from strop.observe.console import QuietConsole
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory):

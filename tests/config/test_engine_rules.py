@@ -9,7 +9,7 @@ VALID = {"model": {"path": "m"}, "data": {"kind": "jsonl", "path": "d"}, "reward
 
 
 def config(**engine):
-    more = {name: engine.pop(name) for name in ("rollout",) if name in engine}
+    more = {name: engine.pop(name) for name in ("rollout", "lora") if name in engine}
     return make_config(TrainConfig, VALID | more | {"engine": {"kind": "vllm", **engine}}, {}, file="x.toml").engine
 
 
@@ -51,3 +51,7 @@ def test_options_of_the_engine_torch_say_where_they_belong():
 def test_a_temperature_that_vllm_does_not_take_is_refused_before_anything_starts():
     message = refusal(rollout={"temperature": 2.5})
     assert message.startswith("rollout.temperature must be at most 2 with engine.kind = vllm, got 2.5: its servers")
+
+
+def test_adapters_are_refused_because_servers_take_whole_weights():
+    assert refusal(lora={"rank": 4}).startswith("lora.rank must be none with engine.kind = vllm, got 4")

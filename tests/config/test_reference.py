@@ -26,7 +26,7 @@ def test_a_required_option_has_no_default_and_none_is_a_word():
     found = {e.path: e for e in entries(TrainConfig)}
     assert found["model.path"].default == ""
     assert found["algorithm.veto_ratio"].default == "none"
-    assert found["trainer.layout"].takes == "padded | packed"
+    assert found["trainer.layout"].takes == "auto | padded | packed | shared"
     assert found["rollout.stop_token_ids"].default == "[]"
 
 

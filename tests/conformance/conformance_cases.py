@@ -267,7 +267,7 @@ def stepped(batch, objective, *, layout="padded", budget=WHOLE):
         metrics = trainer.step(batch, objective)
     finally:
         hook.remove()
-    return {name: metric.value for name, metric in metrics.items()}, gradients
+    return {name: metric.value for name, metric in metrics.items() if name != "padding_share"}, gradients
 
 
 def run(name, *, order=None, plant=None, **trainer):

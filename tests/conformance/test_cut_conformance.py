@@ -11,7 +11,7 @@ import torch
 from conformance_cases import ALONE, CASES, LOSSES, REDUCTIONS, UNEVEN, WHOLE
 
 from strop.algorithms import CORRECTIONS, POLICY_LOSSES
-from strop.trainers import cut
+from strop.trainers import cut_batch
 
 every_case = pytest.mark.parametrize("name", CASES)
 
@@ -76,11 +76,14 @@ def test_every_registered_variant_is_in_the_suite():
 
 
 def test_the_cuts_are_what_their_names_say():
-    lengths = suite.made_batch().lengths
     for layout in ("padded", "packed"):
-        assert {len(part) for part in cut(lengths, max_tokens=ALONE, kind=layout)} == {1}
-        assert len(cut(lengths, max_tokens=WHOLE, kind=layout)) == 1
-        sizes = [len(part) for part in cut(lengths, max_tokens=UNEVEN, kind=layout)]
+        sizes = [
+            [len(part.sequences) for part in cut_batch(suite.made_batch(), layout, max_tokens=budget).parts]
+            for budget in (ALONE, WHOLE, UNEVEN)
+        ]
+        assert set(sizes[0]) == {1}
+        assert sizes[1] == ([9, 1] if layout == "padded" else [10])  # the one of 2 tokens would be mostly padding
+        sizes = sizes[2]
         assert len(sizes) > 2
         assert len(set(sizes)) > 1
 

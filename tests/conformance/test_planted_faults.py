@@ -53,8 +53,8 @@ def test_a_wrong_sign_of_the_loss_is_seen(loss, monkeypatch):
 def test_a_wrong_sign_in_the_trainer_is_seen(reduction, monkeypatch):
     right = TorchTrainer._weighted_loss
 
-    def wrong(self, part, objective):
-        loss, metrics = right(self, part, objective)
+    def wrong(self, objective, kind, part, rows):
+        loss, metrics = right(self, objective, kind, part, rows)
         return -loss, metrics
 
     monkeypatch.setattr(TorchTrainer, "_weighted_loss", wrong)
@@ -67,7 +67,7 @@ def test_a_lost_denominator_is_seen(loss, reduction, monkeypatch):
     """Each micro-batch is averaged over its own tokens, as trainers that divide by what they hold do."""
     right = TorchTrainer._weighted_loss
 
-    def wrong(self, part, objective):
+    def wrong(self, objective, kind, part, rows):
         weights = ops.token_weights(
             part.loss_mask,
             part.sequence_ids,
@@ -75,7 +75,7 @@ def test_a_lost_denominator_is_seen(loss, reduction, monkeypatch):
             group_ids=part.group_ids,
             max_response_tokens=suite.LONGEST_RESPONSE,
         )
-        return right(self, replace(part, token_weights=weights), objective)
+        return right(self, objective, kind, replace(part, token_weights=weights), rows)
 
     name = f"{loss}-{reduction}"
     monkeypatch.setattr(TorchTrainer, "_weighted_loss", wrong)
@@ -89,7 +89,7 @@ def test_a_lost_denominator_is_seen(loss, reduction, monkeypatch):
 def test_a_multiplied_mask_is_seen(loss, monkeypatch):
     """All tokens reach the objective, and masked ones are multiplied by 0 after it: right unless one is NaN."""
 
-    def wrong(self, part, objective):
+    def wrong(self, objective, kind, part, rows):
         mask = part.loss_mask
         found, _ = self._policy(part, temperature=objective.temperature, layout="padded", with_entropy=False)
         logprobs = torch.zeros(mask.shape).index_put((mask.nonzero()[:, 0],), found)
@@ -116,8 +116,9 @@ def test_a_multiplied_mask_is_seen(loss, monkeypatch):
 def test_a_choice_made_per_micro_batch_is_seen(monkeypatch):
     right = TorchTrainer._weighted_loss
 
-    def wrong(self, part, objective):
-        return right(self, suite.prepared(part, objective) if part.loss_mask.any() else part, objective)
+    def wrong(self, objective, kind, part, rows):
+        part = suite.prepared(part, objective) if part.loss_mask.any() else part
+        return right(self, objective, kind, part, rows)
 
     for loss in (name for name, table in LOSSES.items() if POLICY_LOSSES[table["kind"]].select is not None):
         # one token weight for all, so that only the choice can differ

@@ -69,18 +69,16 @@ def test_in_bfloat16_they_agree_within_the_default_bound(name):
 @pytest.mark.parametrize("name", sorted(ALL - PACKED - {"gpt_neo"}))
 def test_packing_is_refused_where_sequences_would_see_each_other(name, dtype):
     # Mamba and its like carry a state through the row; others do not look at positions
-    with pytest.raises(UserError, match=r"^trainer.layout must be padded for \w+, got packed: sequences"):
+    with pytest.raises(UserError, match=r"^trainer.layout must be padded or auto for \w+, got packed: sequences"):
         TorchTrainer(tiny_architectures.build(name).to(dtype), TorchTrainerOptions(layout="packed"), total_steps=1)
 
 
-def test_a_packed_row_that_the_model_cannot_hold_is_refused_in_one_sentence():
-    # GPT-Neo keeps a mask as wide as it has positions: short packed rows are right, longer ones raise
+def test_a_packed_row_is_no_longer_than_the_model_has_positions():
+    # GPT-Neo keeps a mask as wide as it has positions: longer rows would raise
     model = tiny_architectures.build("gpt_neo")
     batch = sampled(model)
-    with pytest.raises(
-        ModelError, match=r"GPTNeoForCausalLM cannot read 12 packed sequences of up to 19 tokens \(\d+ tog"
-    ):
-        gaps(model, batch, "packed")
+    assert sum(batch.lengths) > tiny_models.POSITIONS
+    assert gaps(model, batch, "packed").max() < 1e-4
 
 
 # ---- the decoder -----------------------------------------------------------------------------------------------------
@@ -125,7 +123,7 @@ def test_a_model_that_cannot_read_long_rows_in_its_type_says_so_in_one_sentence(
     with pytest.raises(ModelError, match=says % "1 slots of up to 13 tokens"):
         run(engine_of(model), request(range(9), length=4))
     batch = sampled(tiny_architectures.build("xlstm"))
-    with pytest.raises(ModelError, match=says % r"12 padded sequences of up to 19 tokens \(\d+ together\)"):
+    with pytest.raises(ModelError, match=says % r"\d+ padded sequences of up to 19 tokens \(\d+ together\)"):
         gaps(model, batch, "padded")
 
 

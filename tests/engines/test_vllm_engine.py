@@ -97,7 +97,7 @@ def agree(found, wanted):
 def test_samples_are_those_of_the_engine_torch(vllm, model, servers, num):
     found = vllm(all_of(REQUESTS), num=num)
     agree(found, run(engine_of(model), *REQUESTS))
-    assert [bool(stand_in.seen) for stand_in, _ in servers] == [True, num == 2]
+    assert [stand_in.num_sampled > 0 for stand_in, _ in servers] == [True, num == 2]
 
 
 def test_end_tokens_of_the_engine_and_of_the_request_end_a_sample(vllm, model):
@@ -174,7 +174,7 @@ def _at_version(answers, version):
 
 @pytest.mark.parametrize("mode", ["keep", "wait", "abort"])
 def test_every_token_in_flight_says_which_weights_sampled_it(vllm, server, mode):
-    asked = request([3], seeds=(1, 2), length=60)
+    asked = request([3], seeds=(1,), length=60)
 
     async def work(engine):
         await engine.generate(request([3], length=1))

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from commands.small_runs import small_once
 
+pytestmark = pytest.mark.long
 ROOT = Path(__file__).parents[2]
 LR = "    lr: float = Field(default=1e-6"
 SCHEDULE = 'lr_schedule: Literal["constant", '

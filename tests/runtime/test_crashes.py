@@ -12,6 +12,7 @@ from commands.small_runs import ENVIRONMENT, ROOT, command_line, metrics, same_w
 
 from strop.runtime.checkpoints import newest_checkpoint
 
+pytestmark = pytest.mark.long
 NUM_KILLS = 20
 PROGRAM = """
 import random, sys

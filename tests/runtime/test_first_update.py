@@ -11,9 +11,10 @@ from trainers.made_batches import make_rollout, make_trainer, random_rows
 from strop.algorithms import PolicyObjective
 from strop.config import TrainConfig, make_config
 from strop.runtime.learning import learn, weigh
+from strop.trainers.forward import TokenScorer
 
 
-def updates_of(algorithm, layout, *, truncated=()):
+def updates_of(algorithm, layout, *, truncated=(), budget=30):
     """Metrics of each update of one batch of 4 prompts x 2 samples, in micro-batches of a few sequences. `truncated`: the
     prompts whose responses hit the limit."""
     values = {
@@ -28,7 +29,7 @@ def updates_of(algorithm, layout, *, truncated=()):
     session = types.SimpleNamespace(
         config=config,
         objective=PolicyObjective(config.algorithm, temperature=0.9, max_response_tokens=9),
-        trainer=make_trainer(model, lr=0.05, layout=layout, max_tokens_per_micro_batch=30),
+        trainer=make_trainer(model, lr=0.05, layout=layout, max_tokens_per_micro_batch=budget),
         critic=None,
         console=types.SimpleNamespace(phase=lambda *_: contextlib.nullcontext(), advance=lambda _: None),
         teachers=None,
@@ -68,3 +69,12 @@ def test_the_first_update_that_is_made_is_on_policy_where_a_part_before_it_had_n
     skipped, made = updates_of({"updates_per_batch": 2, "mask_truncated": True}, "packed", truncated=(0, 1))
     assert skipped["skipped_steps"].value == 1
     assert (made["ratio_min"].value, made["ratio_max"].value) == (1.0, 1.0)
+
+
+@pytest.mark.parametrize("kind, sequences", [("ppo_clip", [4, 4, 4]), ("kl_cov", [4, 4, 4, 4])])
+def test_the_first_updates_old_logprobs_are_only_computed_where_something_takes_them(kind, sequences, monkeypatch):
+    # 8 sequences, 2 updates of 4 each: passes for old_logprobs of the later or of both, then one over each update
+    seen, call = [], TokenScorer.__call__
+    monkeypatch.setattr(TokenScorer, "__call__", lambda *a, **k: (seen.append(a[1].num_sequences), call(*a, **k))[1])
+    updates_of({"updates_per_batch": 2, "policy_loss": {"kind": kind}}, "packed", budget=10_000)
+    assert seen == sequences

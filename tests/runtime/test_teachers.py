@@ -136,7 +136,7 @@ def sources(small, tmp_path_factory):
 def test_each_source_has_its_teacher_and_a_metric(small, teachers, sources, tmp_path):
     flags = ("--distillation.alone", *sources, "--num-steps", "1", "--distillation.teachers.a", teachers["noisy"])
     (row,) = metrics(train(small, tmp_path / "run", *flags, "--distillation.teacher", small.start))
-    assert row["reverse_kl/of/b"] == 0  # the student itself
+    assert row["reverse_kl/of/b"] == pytest.approx(0, abs=1e-6)  # the student itself, in other micro-batches
     assert abs(row["reverse_kl/of/a"]) > 0.01
 
 

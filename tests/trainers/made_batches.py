@@ -72,9 +72,21 @@ def make_trainer(model, *, total_steps=100, max_logprob_gap=float("inf"), keeps_
     )
 
 
-def make_critic(model, *, total_steps=100, layout="padded", max_tokens_per_micro_batch=4096, **options):
+def make_critic(
+    model,
+    *,
+    total_steps=100,
+    layout="padded",
+    max_tokens_per_micro_batch=4096,
+    activation_checkpointing=False,
+    **options,
+):
     """A critic on a copy of the model's body, one that never scales gradients unless told to."""
-    rows = TorchTrainerOptions(layout=layout, max_tokens_per_micro_batch=max_tokens_per_micro_batch)
+    rows = TorchTrainerOptions(
+        layout=layout,
+        max_tokens_per_micro_batch=max_tokens_per_micro_batch,
+        activation_checkpointing=activation_checkpointing,
+    )
     options = CriticOptions(**{"max_grad_norm": 1e9} | options)
     return TorchCritic(ValueModel(body_of(model)), options, rows, total_steps=total_steps)
 

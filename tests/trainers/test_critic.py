@@ -175,7 +175,7 @@ def test_a_return_that_is_not_finite_stops_the_step_and_names_the_critic_and_the
 
 
 def test_a_model_that_packed_sequences_see_through_is_refused():
-    with pytest.raises(ValueError, match=r"trainer\.layout must be padded for OPTModel, got packed"):
+    with pytest.raises(ValueError, match=r"trainer\.layout must be padded or auto for OPTModel, got packed"):
         make_critic(tiny_models.opt(), layout="packed")
 
 

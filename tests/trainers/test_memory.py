@@ -18,7 +18,7 @@ from strop.types import ModelError
 
 torch.set_num_threads(1)
 model = tiny_models.llama(max_position_embeddings=10**6)
-trainer = make_trainer(model, max_tokens_per_micro_batch=10**9)
+trainer = make_trainer(model, max_tokens_per_micro_batch=10**9, layout="padded")
 engine = engine_of(model)
 trainer.step(make_batch(([1], [2])), make_objective())
 run(engine, request([1], length=2))

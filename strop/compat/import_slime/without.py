@@ -124,7 +124,7 @@ _REASONS: dict[str, str] = {
         --memory-snapshot-dir --memory-snapshot-num-steps --memory-recorder --record-memory-history --profile-target
         --use-pytorch-profiler --profile-step-start --profile-step-end --profile""",
     "strop keeps rollouts in memory, and needs no threads for files of them.": "--rollout-io-concurrency",
-    "strop trains all weights: it has no adapters (LoRA).": """
+    "strop's adapters (LoRA) are the table [lora], which this command does not fill in: set lora.rank.": """
         --use-lora --lora-rank --lora-alpha --lora-target-preset --lora-weight-decay --lora-learning-rate --lora-load
         --save-lora --lora-save-merged-hf""",
     "strop's prompts are text: there is no processor of images.": "--processor",

@@ -29,6 +29,7 @@ from strop.runtime.audit.vllm_server import Spoil
 from strop.runtime.session import Session
 from strop.runtime.sft import sft
 from strop.runtime.train import opened, run
+from strop.trainers import merged
 from strop.types import Completion, Engine, GenerateRequest, GuardError, Prompt, Rollout, StepMetrics, StropError
 
 _PORT = re.compile(r"(?<=127\.0\.0\.1):\d+")  # another one in each run
@@ -53,7 +54,8 @@ def probe(
         nonlocal before, kind
         with opened(config, QuietConsole()) as session:
             model = session.loaded.model
-            before, kind = _flat(dict(model.named_parameters())), f"{type(model).__name__} {model.dtype} {model.device}"
+            before = _flat(dict(merged(model).named_parameters()))
+            kind = f"{type(model).__name__} {model.dtype} {model.device}"
             if session.engine is not None:
                 session.engine = _OtherEngine(session.engine)
             spoil(session)
@@ -224,10 +226,11 @@ def _flat(tensors: dict[str, Tensor]) -> Tensor:
 
 @contextmanager
 def _counting_forward_passes(shapes: Counter[tuple[int, ...]]) -> Iterator[None]:
-    """Count what shapes of token ids go through an embedding: how sampling and training cut their work."""
+    """Count what shapes go through embeddings and linear layers: how sampling and training cut their work, and what of it is
+    done twice."""
 
     def see(module: torch.nn.Module, given: tuple[Any, ...]) -> None:
-        if isinstance(module, torch.nn.Embedding) and given:
+        if isinstance(module, torch.nn.Embedding | torch.nn.Linear) and given:
             shapes[tuple(given[0].shape)] += 1
 
     handle = torch.nn.modules.module.register_module_forward_pre_hook(see)

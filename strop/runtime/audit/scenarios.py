@@ -142,6 +142,13 @@ def _best_between_checkpoints(now: Values, folder: Path) -> Values:
     return {"run.checkpoint_every_steps": NUM_STEPS, "eval.every_steps": 1, "eval.at_start": False}
 
 
+def _validations_between_checkpoints(now: Values, folder: Path) -> Values:
+    """The best validation is of a step without a checkpoint of its own."""
+    if not now["run.checkpoint_every_steps"] or "validation.data.path" not in now:
+        return {}
+    return {"run.num_steps": NUM_STEPS, "run.checkpoint_every_steps": NUM_STEPS, "validation.every_steps": 1}
+
+
 def _out_of_reach(now: Values, folder: Path) -> Values:
     return {path: 1e9 for path, value in now.items() if path.endswith("target") and value is not None}
 
@@ -198,6 +205,7 @@ SFT_SCENARIOS = (
     Scenario("demonstrations too long in validation.data", _too_long("validation.data"), probe_sft),
     Scenario("demonstrations that are cut", _cut, probe_sft),
     Scenario("a run that learns nothing", _learns_nothing, probe_sft),
+    Scenario("validations between two checkpoints", _validations_between_checkpoints, probe_sft),
     Scenario("a run in the folder already", _used_folder, probe_sft),
     Scenario("a tokenizer without a chat template", _no_template, probe_sft),
     Scenario("a larger run", _larger, probe_sft, is_larger=True),

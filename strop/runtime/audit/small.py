@@ -113,12 +113,13 @@ def is_of_reward(path: str) -> bool:
 
 
 def with_varied_rewards(given: Values, now: Values, folder: Path) -> Values:
-    """The same with a scorer under which samples of one prompt earn different rewards, whatever they say."""
+    """The same with a scorer under which samples of one prompt earn different rewards, whatever they say; it is called in this
+    process, since starting another takes as long as such a run."""
     kept = {path: value for path, value in given.items() if not is_of_reward(path)}
     (first, *_) = supplied(
         "reward.function", now | {"reward.kind": "function", "reward.per": "response", "reward.weights": {}}, folder
     )
-    return kept | {"reward.kind": "function", "reward.function": first}
+    return kept | {"reward.kind": "function", "reward.function": first, "reward.num_workers": 0}
 
 
 def _steps(config: TrainConfig | SFTConfig, fixed: Values, total: int) -> Values:

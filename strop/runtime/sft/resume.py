@@ -25,7 +25,7 @@ from strop.runtime.differences import (
 )
 from strop.runtime.models import has_finite_weights
 from strop.runtime.random_states import random_states, restore_random_states, write_random_states
-from strop.runtime.resume import kept_checkpoints
+from strop.runtime.resume import check_base, kept_checkpoints
 from strop.runtime.sft.session import SFTSession
 from strop.runtime.sft.validation import Best
 from strop.types import DataError, GuardError
@@ -64,6 +64,7 @@ def _state(session: SFTSession) -> dict[str, Any]:
         "cursor": session.cursor_state,
         "demonstrations": session.fingerprint,
         "validation": {"held_out": session.held_out_fingerprint, "best": _plain(session.best)},
+        "base": session.trainer.base_fingerprint,
         "num_steps": session.num_steps,
         "best_step": session.best.step if session.best.step >= 0 else None,
         "config": decisive(session.config),
@@ -87,6 +88,7 @@ def restore_sft(session: SFTSession, which: str, allowed: frozenset[str]) -> Non
         raise DataError(f"{path} is of strop train. strop train CONFIG --resume goes on from it.")
     changes = allowed_differences(session.config, state["config"], allowed)
     changes += _other_data(session, state["demonstrations"], path, allowed)
+    check_base(session.trainer, state.get("base"), path)
     warn_of_versions(state.get("versions", {}), session.console)
     session.trainer.load(path)
     restarts_data = any(change.restarts_data for change in changes)

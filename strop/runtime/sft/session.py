@@ -18,7 +18,7 @@ from strop.runtime.run_folder import RunFolder
 from strop.runtime.session import warn_of_left_out
 from strop.runtime.sft.validation import Best, Validation
 from strop.runtime.writer import CheckpointWriter
-from strop.trainers import TorchTrainer
+from strop.trainers import TorchTrainer, attach_adapters, check_peft
 from strop.types import ConfigError
 
 T = TypeVar("T")
@@ -89,6 +89,7 @@ def _steps_left(config: SFTConfig, num_rows: int, step: int, rows_taken: int) ->
 def open_sft_session(config: SFTConfig, console: Console, folder: RunFolder) -> SFTSession:
     """Load what the config names, and check its parts against one another."""
     set_threads(config.trainer.num_threads)
+    check_peft(config.lora)
     loaded = load_model(config.model)
     interrupts.check()
     demonstrations, left_out = _load("data", config.data, loaded, console)
@@ -107,6 +108,7 @@ def open_sft_session(config: SFTConfig, console: Console, folder: RunFolder) -> 
             console.warn(warning)
     _warn_of_ends(loaded, demonstrations, console)
     cursor = PromptCursor(len(demonstrations), seed=config.seed, shuffle=config.data.shuffle)
+    attach_adapters(loaded.model, config.lora, seed=config.seed)
     trainer = TorchTrainer(loaded.model, config.trainer, total_steps=num_steps)
     return SFTSession(
         config=config,

@@ -13,7 +13,6 @@ from strop.observe.metrics_file import append_metrics
 from strop.runtime.sft.resume import ready_sft_checkpoint
 from strop.runtime.sft.session import SFTSession
 from strop.runtime.sft.validation import validate
-from strop.trainers import padding_share
 from strop.types import StropError
 
 _LINES = 20  # printed over a run, beside those of steps with a validation
@@ -77,13 +76,10 @@ def _learn(session: SFTSession) -> dict[str, float]:
         session.step += 1
         session.cursor_state = session.cursor.state()
         console.advance(session.step)
-    options = session.config.trainer
-    padding = padding_share(batch.lengths, max_tokens=options.max_tokens_per_micro_batch, kind=options.layout)
     return {
         "step": session.step,
         **{name: metric.value for name, metric in metrics.items()},
         "epoch": session.rows_taken / len(session.demonstrations),
-        "padding_share": padding,
         "tokens_per_second": batch.tokens.numel() / max(console.phase_seconds["train"], 1e-9),
     }
 

@@ -1,0 +1,43 @@
+"""strop audit of everything: every option of every kind acts or is refused; an option that is added is audited here unasked."""
+
+import pytest
+from runtime.audited import BASE, EVERYTHING, FILTERED, failures
+
+from strop.config import TrainConfig, make_config, tree
+from strop.runtime.audit import audit
+
+pytestmark = pytest.mark.long
+
+
+def test_every_option_there_is_acts_somewhere_and_none_is_accepted_without_acting():
+    config = make_config(TrainConfig, EVERYTHING, {}, file="x.toml")
+    findings = list(audit(config, every_kind=True))
+    in_reward = {
+        "likelihood_coef": 0.1,
+        "kl": {"coef": 0.01},
+        "advantage": {"kind": "reinforce_plus_plus"},
+        "updates_per_batch": 2,
+    }
+    config = make_config(TrainConfig, BASE | {"algorithm": in_reward}, {}, file="x.toml")
+    findings += audit(config, only="algorithm")
+    config = make_config(TrainConfig, FILTERED | {"lora": {"rank": 2}}, {}, file="x.toml")
+    for table in ("filter", "rollout", "lora"):
+        findings += audit(config, only=table)
+    for teacher, only in (
+        ("a folder", ""),
+        ("http://nowhere:1", ".request_timeout_s"),
+        ("http://nowhere:1", ".num_retries"),
+    ):
+        config = make_config(TrainConfig, BASE | {"distillation": {"teacher": teacher}}, {}, file="x.toml")
+        findings += audit(config, only=f"distillation{only}")
+    served = {"engine": {"kind": "vllm", "addresses": ["http://nowhere:1"]}}
+    findings += audit(make_config(TrainConfig, BASE | served, {}, file="x.toml"), only="engine.addresses")
+    assert failures(findings) == []
+    acting = {f.path for f in findings if f.verdict in ("acts", "one value", "cannot act here")}
+    silent = set(tree.paths(TrainConfig)) - acting
+    # An evaluation takes all prompts, whatever their order; [data] has the option from the same class. A critic, guards
+    # and named sets have audits of their own.
+    assert {path for path in silent if not path.startswith(("critic.", "guards.", "eval.sets."))} == {
+        "eval.data.shuffle",
+        "eval.data.source_weights",
+    }
