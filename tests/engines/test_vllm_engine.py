@@ -175,6 +175,7 @@ def _at_version(answers, version):
 @pytest.mark.parametrize("mode", ["keep", "wait", "abort"])
 def test_every_token_in_flight_says_which_weights_sampled_it(vllm, server, mode):
     asked = request([3], seeds=(1,), length=60)
+    server.begin(token_s=0.01)
 
     async def work(engine):
         await engine.generate(request([3], length=1))

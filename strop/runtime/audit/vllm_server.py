@@ -4,6 +4,7 @@ numbers that the engine `torch` draws, so that the two can be compared sample by
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from itertools import groupby
@@ -39,12 +40,17 @@ class StandIn:
         self._changed = threading.Condition()  # guards the model and what `begin` sets
         self.begin()
 
-    def begin(self, spoil: Spoil | None = None) -> None:
-        """Be as one that was just started. `spoil` stands between a request and its answer from here on."""
+    def begin(self, spoil: Spoil | None = None, *, token_s: float = 0.0) -> None:
+        """Be as one that was just started. From here on `spoil` stands between a request and its answer, and a token takes
+        `token_s` longer."""
         with self._changed, torch.no_grad():
             for name, tensor in self._model.named_parameters():
                 tensor.copy_(self._start[name])
-            self.spoil, self.seen = spoil, Counter[str]()  # what it was asked to do, but for sampling
+            self.token_s, self.spoil, self.seen = (
+                token_s,
+                spoil,
+                Counter[str](),
+            )  # what it was asked to do, but for sampling
             self.num_in_flight, self.num_sampled, self._num_aborts, self._is_paused, self._is_updating = (
                 0,
                 0,
@@ -159,6 +165,7 @@ class StandIn:
                 labels.append(self._label)
                 self.num_sampled += 1
             tokens.append(content[-1]["token_id"])
+            time.sleep(self.token_s)
             if tokens[-1] in options.get("stop_token_ids", ()):
                 return content, labels, "stop"
         return content, labels, "length"
