@@ -1,8 +1,11 @@
 """strop train with engine.kind = vllm, against a small server that samples as the engine torch does."""
 
+from pathlib import Path
+
 import pytest
 from commands.small_runs import metrics, same_weights, small_once, strop
 
+from strop.runtime.audit import engine_servers
 from strop.runtime.audit.teacher_server import Dropped, serving
 from strop.runtime.audit.vllm_server import StandIn
 
@@ -71,6 +74,17 @@ def test_an_evaluation_alone_samples_in_the_servers_too(small, server, flags):
     done = strop("eval", small.train, *small.eval_flags, *flags)
     assert done.code == 0, done.err
     assert server.num_sampled > 8
+
+
+def test_an_evaluation_ends_the_servers_that_it_starts(small, tmp_path):
+    (tmp_path / "model").symlink_to(small.start)
+    with engine_servers.standing(tmp_path):
+        python = str(tmp_path / engine_servers.PYTHONS[0])
+        done = strop("eval", small.train, *small.eval_flags, "--engine.kind", "vllm", "--engine.python", python)
+    assert done.code == 0, done.err
+    assert "starts; its log is /" in done.out + done.err
+    log = (done.out + done.err).partition("its log is ")[2].split()[0]
+    assert not Path(log).parent.exists()
 
 
 def test_a_server_that_is_not_there_ends_the_command_with_one_line_and_nothing_written(small, tmp_path):

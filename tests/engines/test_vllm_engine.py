@@ -138,6 +138,14 @@ def test_the_first_sample_is_of_the_trainers_weights_whatever_the_server_began_w
     agree(vllm(all_of(REQUESTS), of=own), run(engine_of(own), *REQUESTS))
 
 
+def test_a_run_that_is_resumed_counts_versions_on_from_where_it_was(vllm):
+    async def work(engine):
+        engine.policy_version = 5
+        return await engine.generate(REQUESTS[0])
+
+    assert {v for c in vllm(work) for v in c.policy_versions} == {5}
+
+
 @pytest.mark.parametrize("changes_only", [False, True], ids=["whole", "changes only"])
 def test_after_an_update_all_servers_sample_what_the_source_would(vllm, changes_only, tmp_path):
     source = tiny_models.llama(7)

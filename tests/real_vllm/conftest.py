@@ -1,5 +1,9 @@
 """Tests against a real vLLM, of an environment of its own: make vllm-env, then make test-vllm."""
 
+import time
+import urllib.error
+import urllib.request
+
 import pytest
 from real_model import load, write_real_model
 
@@ -30,6 +34,14 @@ def model(folder):
     return load(folder)
 
 
+def is_up(address):
+    try:
+        with urllib.request.urlopen(f"{address}/health", timeout=10):
+            return True
+    except (urllib.error.URLError, OSError):
+        return False
+
+
 @pytest.fixture(scope="session")
 def address(folder, python, tmp_path_factory):
     """A server that is there already, as one started by hand is."""
@@ -37,6 +49,9 @@ def address(folder, python, tmp_path_factory):
     process = ServerProcess(python, args, tmp_path_factory.mktemp("log") / "server.log")
     process.start()
     try:
+        while not is_up(process.address):
+            process.check()
+            time.sleep(0.5)
         yield process.address
     finally:
         process.stop()

@@ -126,13 +126,13 @@ class Fleet:
     async def _bring_back(self, server: Server, reason: str) -> int:
         process = self._processes.get(server.address)
         while True:
-            server.losses_in_a_row += 1
-            if server.losses_in_a_row > self.options.max_restarts:
+            if server.losses_in_a_row == self.options.max_restarts:  # it stays lost for whoever comes after
                 lines = f" Its last lines:\n{process.last_lines()}" if process is not None else ""
                 raise EngineError(
-                    f"{server!r} was lost {server.losses_in_a_row} times in a row (engine.max_restarts = "
-                    f"{self.options.max_restarts}): {reason}.{lines}"
+                    f"{server!r} was lost {self.options.max_restarts + 1} times in a row (engine.max_restarts = "
+                    f"{self.options.max_restarts}): {reason.rstrip('.')}.{lines}"
                 )
+            server.losses_in_a_row += 1
             self._tell(f"{server!r} is lost ({reason}). It gets the weights {self._label} when it is back.")
             try:
                 if process is not None and not await server.is_healthy():
