@@ -10,6 +10,7 @@ from strop.config import distillation
 from strop.config.advantage import NEEDS_GROUP, TAKES_TOKEN_REWARDS
 from strop.config.base import Derived, Idle, Problem
 from strop.config.critic import CriticOptions
+from strop.config.engine import VLLM_HOTTEST
 from strop.config.filtering import PerTokenPenaltyOptions, SoftOverlongOptions
 from strop.config.sampling import rewarded_per
 from strop.config.training import AdamWOptions
@@ -27,6 +28,25 @@ def problems(config: TrainConfig) -> Iterator[Problem]:
     yield from _adapters(config)
     yield from distillation.problems_beside(config)
     yield from _guards(config)
+    yield from _engine(config)
+
+
+def _engine(config: TrainConfig) -> Iterator[Problem]:
+    if config.engine.kind != "vllm":
+        return
+    if config.lora.is_on:
+        yield Problem(
+            "lora.rank",
+            f"must be none with engine.kind = vllm, got {config.lora.rank}: servers are given whole weights, and adapters are "
+            "not added to them yet.",
+        )
+    asked = {f"eval.{f'sets.{name}.' if name else ''}": own.temperature for name, own in config.eval.all_sets.items()}
+    for table, temperature in {"rollout.": config.rollout.temperature, **asked}.items():
+        if temperature is not None and temperature > VLLM_HOTTEST:
+            yield Problem(
+                f"{table}temperature",
+                f"must be at most {VLLM_HOTTEST:g} with engine.kind = vllm, got {temperature:g}: its servers take no other.",
+            )
 
 
 def _guards(config: TrainConfig) -> Iterator[Problem]:

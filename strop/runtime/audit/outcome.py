@@ -25,9 +25,20 @@ _ONLY_FOR = {
         "max_tokens_in_flight",
     ),
     "threads": ("num_threads",),
+    "servers": (
+        "kind",
+        "addresses",
+        "num_servers",
+        "python",
+        "server_args",
+        "pause_mode",
+        "transfer_folder",
+        "transfer_changes_only",
+    ),
 }
 
-_MEAN_ERRORS = ("timeout_s", "request_timeout_s", "num_retries", "max_rounds")  # options that say when a run gives up
+# Options that say when a run gives up.
+_MEAN_ERRORS = ("timeout_s", "request_timeout_s", "start_timeout_s", "num_retries", "max_restarts", "max_rounds")
 
 
 @dataclass(frozen=True)
