@@ -13,7 +13,7 @@ from strop.config.critic import CriticOptions
 from strop.config.engine import VLLM_HOTTEST
 from strop.config.filtering import PerTokenPenaltyOptions, SoftOverlongOptions
 from strop.config.sampling import rewarded_per
-from strop.config.training import AdamWOptions
+from strop.config.training import AdamWOptions, ModelOptions, TorchTrainerOptions
 
 if TYPE_CHECKING:
     from strop.config.root import TrainConfig
@@ -29,6 +29,7 @@ def problems(config: TrainConfig) -> Iterator[Problem]:
     yield from distillation.problems_beside(config)
     yield from _guards(config)
     yield from _engine(config)
+    yield from processes_fit(config.trainer, config.model)
 
 
 def _engine(config: TrainConfig) -> Iterator[Problem]:
@@ -87,6 +88,16 @@ def warmup_fits(table: str, options: AdamWOptions, num_optimizer_steps: int, pro
         yield Problem(
             f"{table}.warmup_steps",
             f"must be below the run's {num_optimizer_steps} optimizer steps ({product}), got {options.warmup_steps}.",
+        )
+
+
+def processes_fit(trainer: TorchTrainerOptions, model: ModelOptions) -> Iterator[Problem]:
+    """Several processes on one device."""
+    if trainer.num_processes > 1 and model.device.startswith("cuda:"):
+        yield Problem(
+            "model.device",
+            f"must be auto, cuda or cpu with trainer.num_processes = {trainer.num_processes}, got {model.device}: each process "
+            "takes the GPU of its own number. CUDA_VISIBLE_DEVICES says which there are.",
         )
 
 

@@ -88,7 +88,8 @@ def make_step(
 
 
 async def _share_weights(session: Session) -> StepMetrics:
-    """The engine, where there is one, samples from the policy as it is now; what that took."""
+    """What is sampled from, and written, is what was learned until now; what it took to give that to an engine."""
+    session.publish()
     if session.engine is None:
         return {}
     return await session.engine.update_weights(session.trainer.weights(), session.trainer.num_steps)

@@ -23,6 +23,7 @@ _ONLY_FOR = {
         "layout",
         "activation_checkpointing",
         "max_tokens_in_flight",
+        "num_processes",
     ),
     "threads": ("num_threads",),
     "servers": (
@@ -38,7 +39,15 @@ _ONLY_FOR = {
 }
 
 # Options that say when a run gives up.
-_MEAN_ERRORS = ("timeout_s", "request_timeout_s", "start_timeout_s", "num_retries", "max_restarts", "max_rounds")
+_MEAN_ERRORS = (
+    "timeout_s",
+    "request_timeout_s",
+    "start_timeout_s",
+    "process_timeout_s",
+    "num_retries",
+    "max_restarts",
+    "max_rounds",
+)
 
 
 @dataclass(frozen=True)

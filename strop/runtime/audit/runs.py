@@ -275,6 +275,8 @@ class Runs:
         """The config with an option changed; a table that becomes of another kind starts anew. Rewards come from the
         config's own scorer only where that is what is looked at."""
         given = self._given | scenario.overrides(tree.values(self.config), self.folder)
+        if path == "trainer.process_timeout_s":  # the only option that needs several processes
+            given["trainer.num_processes"] = min(self.config.trainer.num_processes, 2)
         for kind in (name for name in changed if self._kinds_of(name)):
             table = kind.removesuffix(".kind")
             given = {p: v for p, v in given.items() if p != table and not p.startswith(f"{table}.")}
