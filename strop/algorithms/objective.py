@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -85,6 +85,13 @@ class PolicyObjective:
         self.kl_coef, self.entropy_coef = options.kl.coef, options.entropy_coef
         self._kl_in_reward: StepMetrics = {}  # of the batch at hand
         self._policy_loss = POLICY_LOSSES[options.policy_loss.kind]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """As another process can have it: the loss goes by its name."""
+        return {name: value for name, value in vars(self).items() if name != "_policy_loss"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _policy_loss=POLICY_LOSSES[state["options"].policy_loss.kind])
 
     @property
     def needs_old_logprobs(self) -> bool:

@@ -15,6 +15,7 @@ from strop.config.base import Derived, Idle, Options, Problem
 from strop.config.critic import CriticOptions
 from strop.config.data import DataOptions, DemonstrationOptions
 from strop.config.distillation import DistillationOptions
+from strop.config.engine import EngineOptions, TorchEngineOptions
 from strop.config.evaluation import EvalOptions
 from strop.config.filtering import (
     CurriculumOptions,
@@ -31,7 +32,6 @@ from strop.config.training import (
     ModelOptions,
     SFTRunOptions,
     SFTTrainerOptions,
-    TorchEngineOptions,
     TorchTrainerOptions,
     TrainRunOptions,
 )
@@ -91,7 +91,7 @@ class TrainConfig(RootConfig):
     trainer: TorchTrainerOptions = TorchTrainerOptions()
     lora: LoraOptions = LoraOptions()
     critic: CriticOptions = CriticOptions()
-    engine: TorchEngineOptions = TorchEngineOptions()
+    engine: EngineOptions = TorchEngineOptions()
     eval: EvalOptions = EvalOptions()
     guards: GuardOptions = GuardOptions()
     run: TrainRunOptions = TrainRunOptions()
@@ -152,6 +152,7 @@ class SFTConfig(RootConfig):
     run: SFTRunOptions = SFTRunOptions()
 
     def problems(self) -> Iterator[Problem]:
+        yield from train_rules.processes_fit(self.trainer, self.model)
         if self.run.num_steps is not None:  # that of num_epochs is known when the demonstrations are
             product = f"run.num_steps = {self.run.num_steps}"
             yield from train_rules.warmup_fits("trainer", self.trainer, self.run.num_steps, product)

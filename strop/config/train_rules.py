@@ -10,9 +10,10 @@ from strop.config import distillation
 from strop.config.advantage import NEEDS_GROUP, TAKES_TOKEN_REWARDS
 from strop.config.base import Derived, Idle, Problem
 from strop.config.critic import CriticOptions
+from strop.config.engine import VLLM_HOTTEST
 from strop.config.filtering import PerTokenPenaltyOptions, SoftOverlongOptions
 from strop.config.sampling import rewarded_per
-from strop.config.training import AdamWOptions
+from strop.config.training import AdamWOptions, ModelOptions, TorchTrainerOptions
 
 if TYPE_CHECKING:
     from strop.config.root import TrainConfig
@@ -27,6 +28,26 @@ def problems(config: TrainConfig) -> Iterator[Problem]:
     yield from _adapters(config)
     yield from distillation.problems_beside(config)
     yield from _guards(config)
+    yield from _engine(config)
+    yield from processes_fit(config.trainer, config.model)
+
+
+def _engine(config: TrainConfig) -> Iterator[Problem]:
+    if config.engine.kind != "vllm":
+        return
+    if config.lora.is_on:
+        yield Problem(
+            "lora.rank",
+            f"must be none with engine.kind = vllm, got {config.lora.rank}: servers are given whole weights, and adapters are "
+            "not added to them yet.",
+        )
+    asked = {f"eval.{f'sets.{name}.' if name else ''}": own.temperature for name, own in config.eval.all_sets.items()}
+    for table, temperature in {"rollout.": config.rollout.temperature, **asked}.items():
+        if temperature is not None and temperature > VLLM_HOTTEST:
+            yield Problem(
+                f"{table}temperature",
+                f"must be at most {VLLM_HOTTEST:g} with engine.kind = vllm, got {temperature:g}: its servers take no other.",
+            )
 
 
 def _guards(config: TrainConfig) -> Iterator[Problem]:
@@ -67,6 +88,16 @@ def warmup_fits(table: str, options: AdamWOptions, num_optimizer_steps: int, pro
         yield Problem(
             f"{table}.warmup_steps",
             f"must be below the run's {num_optimizer_steps} optimizer steps ({product}), got {options.warmup_steps}.",
+        )
+
+
+def processes_fit(trainer: TorchTrainerOptions, model: ModelOptions) -> Iterator[Problem]:
+    """Several processes on one device."""
+    if trainer.num_processes > 1 and model.device.startswith("cuda:"):
+        yield Problem(
+            "model.device",
+            f"must be auto, cuda or cpu with trainer.num_processes = {trainer.num_processes}, got {model.device}: each process "
+            "takes the GPU of its own number. CUDA_VISIBLE_DEVICES says which there are.",
         )
 
 

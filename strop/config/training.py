@@ -1,4 +1,4 @@
-"""Options of the model, the engine, the trainer and the run folder."""
+"""Options of the model, the trainer and the run folder."""
 
 from __future__ import annotations
 
@@ -21,15 +21,6 @@ class ModelOptions(Options):
     )
     device: str = Field(default="auto", description="auto (a GPU if there is one), cpu, cuda, cuda:1, ...")
     trust_remote_code: bool = Field(default=False, description="Run code that comes with the model folder.")
-
-
-class TorchEngineOptions(Options):
-    """Samples in this process, from the trainer's own weights."""
-
-    kind: Literal["torch"] = "torch"
-    max_sequences: int = Field(
-        default=64, ge=1, le=65536, description="Sequences sampled at the same time; the others wait for a free slot."
-    )
 
 
 class AdamWOptions(Options):
@@ -60,7 +51,7 @@ class AdamWOptions(Options):
 
 
 class TorchTrainerOptions(AdamWOptions):
-    """AdamW in this process. Schedules count optimizer steps."""
+    """AdamW in one process or in several. Schedules count optimizer steps."""
 
     kind: Literal["torch"] = "torch"
     max_tokens_per_micro_batch: int = Field(
@@ -78,12 +69,31 @@ class TorchTrainerOptions(AdamWOptions):
         description="Keep only the inputs of each layer and compute the rest again in the backward pass: less memory for "
         "about a third more work.",
     )
+    num_processes: int = Field(
+        default=1,
+        ge=1,
+        le=4096,
+        description="Processes that share weights, optimizer and the passes of a step (FSDP2), one a GPU; strop starts them on "
+        "this machine. Under torchrun leave it out: there it is the number of processes launched.",
+    )
+    process_timeout_s: float = Field(
+        default=600.0,
+        gt=0,
+        le=86400,
+        description="Seconds that a process waits for another one within a step, or to come up, before the run ends with its "
+        "name.",
+    )
     num_threads: int | None = Field(
         default=None,
         ge=1,
         le=1024,
-        description="CPU threads of torch; none, or more than there are cores, means all that this process may use.",
+        description="CPU threads of torch; none, or more than there are cores, means all that this process may use, or its "
+        "share of them beside others.",
     )
+
+    def idle(self) -> Iterator[Idle]:
+        if self.num_processes == 1:
+            yield Idle("process_timeout_s", "is only used when trainer.num_processes is above 1")
 
     def warnings(self) -> Iterator[str]:
         if self.warmup_steps == 1 and self.lr_schedule == "constant":

@@ -162,4 +162,4 @@ _COUNTS = (  # shown where there are any
     ("taken back", "guard/rollbacks"),
 )
 _LIVE = ("reward", "reverse_kl", "nll", "validation/loss", "tokens_per_second")  # beside the bar
-_PHASES = ("sample", "score", "logprobs", "teacher", "train", "eval", "validation", "checkpoint")
+_PHASES = ("sample", "score", "logprobs", "teacher", "train", "weights", "eval", "validation", "checkpoint")

@@ -11,15 +11,18 @@ from safetensors.torch import load_file, save_file
 from strop.config import ModelOptions, TrainConfig
 from strop.runtime.models import LoadedModel, check_is_folder_or_name, load_settings, load_tokenizer, load_weights
 from strop.runtime.run_folder import save_tokenizer
-from strop.trainers import TorchCritic, ValueModel, body_of
+from strop.trainers import Ranks, TorchCritic, ValueModel, body_of
 from strop.types import ModelError
 
 _HEAD = "value_head.safetensors"
 _OPTION = "critic.path"
 
 
-def open_critic(config: TrainConfig, policy: LoadedModel, note: Callable[[str], object]) -> TorchCritic | None:
-    """The critic that the config asks for; None where its advantage needs none. `note` is told of a head that is new.
+def open_critic(
+    config: TrainConfig, policy: LoadedModel, ranks: Ranks, note: Callable[[str], object]
+) -> TorchCritic | None:
+    """The critic that the config asks for, in all ranks; None where its advantage needs none. `note` is told of a head that is
+    new.
 
     Raises:
         ModelError: it cannot be loaded, or does not read the policy's tokens.
@@ -28,7 +31,7 @@ def open_critic(config: TrainConfig, policy: LoadedModel, note: Callable[[str], 
         return None
     path = config.critic.path
     model = ValueModel(body_of(policy.model)) if path is None else _load(path, config, policy, note)
-    return TorchCritic(model, config.critic, config.trainer, total_steps=config.num_critic_steps)
+    return ranks.make(TorchCritic, model, config.critic, config.trainer, total_steps=config.num_critic_steps)
 
 
 def _load(path: str, config: TrainConfig, policy: LoadedModel, note: Callable[[str], object]) -> ValueModel:

@@ -36,7 +36,7 @@ _MAY_CHANGE = (
     "critic.path",
 )
 _MAY_CHANGE += ("trainer.num_threads", "trainer.max_tokens_per_micro_batch", "trainer.layout")
-_MAY_CHANGE += ("trainer.activation_checkpointing",)
+_MAY_CHANGE += ("trainer.activation_checkpointing", "trainer.num_processes", "trainer.process_timeout_s")
 _MAY_CHANGE += ("rollout.max_tokens_in_flight", "rollout.timeout_s", "filter.max_rounds")
 _MAY_CHANGE += ("reward.num_workers", "reward.timeout_s", "reward.memory_limit_mb")
 _MAY_CHANGE += ("distillation.request_timeout_s", "distillation.num_retries")

@@ -221,17 +221,21 @@ def _all_or_nothing(session: Session) -> Iterator[None]:
     guard may skip the step the optimizer's moments go back too, and the run goes on as if there had been none."""
     goes_on = "skip" in session.config.guards.actions.values()
     learners = [learner for learner in (session.trainer, session.critic) if learner is not None]
-    before = [(learner, learner.copy_weights(), learner.copy_moments() if goes_on else None) for learner in learners]
+    for learner in learners:
+        learner.remember(moments=goes_on)
     session.is_within_step = True
     try:
         yield
     except BaseException:
-        for learner, weights, moments in before:
-            learner.put_back(weights)
-            if moments is not None:
-                learner.put_back_moments(moments)
-        session.is_within_step = not goes_on
+        if session.trainer.ranks.is_whole:
+            for learner in learners:
+                learner.go_back()
+            session.is_within_step = not goes_on
         raise
+    finally:
+        if session.trainer.ranks.is_whole:
+            for learner in learners:
+                learner.forget()
     session.is_within_step = False
 
 

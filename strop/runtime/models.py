@@ -40,10 +40,12 @@ def choose_device(name: str, *, option: str = "model.device") -> torch.device:
     return torch.device("cpu") if device.type == "cpu" else device  # there is one, whatever number it is given
 
 
-def set_threads(num_threads: int | None) -> int:
-    """CPU threads of torch: as many as asked, and never more than the cores that this process may use."""
+def set_threads(num_threads: int | None, *, num_processes: int = 1) -> int:
+    """CPU threads of torch: as many as asked, and never more than the cores that this process may use; left to follow, its
+    part of them, where so many processes work side by side."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    count = min(num_threads or cores, cores)
+    side_by_side = int(os.environ.get("LOCAL_WORLD_SIZE", num_processes))  # of a launcher, which knows other machines
+    count = min(num_threads or max(1, cores // side_by_side), cores)
     torch.set_num_threads(count)
     return count
 

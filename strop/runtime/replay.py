@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from strop.runtime.checkpoints import checkpoint_until
 from strop.runtime.differences import allowed_differences
 from strop.runtime.from_rollouts import RecordedRollouts
 from strop.runtime.loop import make_step
+from strop.runtime.rank import serve_if_asked
 from strop.runtime.recording import digests, recorded_weights
 from strop.runtime.resume import restore_learners
 from strop.runtime.run_folder import RunFolder
@@ -73,19 +75,31 @@ def replay(
     Raises:
         UserError: the run did not record what this takes, or it is another model.
     """
+    serve_if_asked(config.trainer)
     folder, console = RunFolder(run), console or QuietConsole()
     files = dict(step_files(folder.guards)) | dict(step_files(folder.rollouts))
     weights = recorded_weights(folder.rollouts)
     _check_recorded(folder, files, weights, step)
-    session = open_session(config.model_copy(update={"eval": EvalOptions()}), console, folder, replays=True)
-    start = _go_to_start(session, step)
+    asked = config.model_copy(update={"eval": EvalOptions()})
+    with closing(open_session(asked, console, folder, replays=True)) as session:
+        return _replayed(session, files, weights, step, rollout)
+
+
+def _replayed(
+    session: Session,
+    files: Mapping[int, Path],
+    weights: Mapping[int, Mapping[str, str]],
+    step: int,
+    rollout: int | None,
+) -> Replayed:
+    folder, start = session.folder, _go_to_start(session, step)
     needed = {n: files[n] for n in range(session.step + 1, step + 1) if n in files}
     missing = [n for n in range(session.step + 1, step) if n not in needed]
     if missing:
         raise UserError(
             f"{folder.rollouts} must have the rollouts of every step from {start} on, got none of step {missing[0]}."
         )
-    recorded = RecordedRollouts(needed, prompts_per_step=config.rollout.prompts_per_step)
+    recorded = RecordedRollouts(needed, prompts_per_step=session.config.rollout.prompts_per_step)
     recorded.check(session.loaded.model)
     found = Replayed(step, start)
     found.difference = _weights_differ(session, weights)

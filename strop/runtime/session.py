@@ -11,7 +11,7 @@ from typing import Any
 
 from strop import interrupts
 from strop.algorithms import PolicyObjective
-from strop.config import DataOptions, RewardOptions, TrainConfig, to_toml
+from strop.config import DataOptions, RewardOptions, TorchEngineOptions, TrainConfig, to_toml
 from strop.data import Cursor, load_prompts, make_cursor
 from strop.engines import TorchEngine
 from strop.observe.console import Console
@@ -25,6 +25,7 @@ from strop.runtime.from_rollouts import RecordedRollouts, open_recorded
 from strop.runtime.guard_memory import GuardMemory
 from strop.runtime.models import LoadedModel, check_length, check_stop_token_ids, load_model, set_threads
 from strop.runtime.random_states import random_states
+from strop.runtime.ranks import open_ranks
 from strop.runtime.run_folder import RunFolder
 from strop.runtime.teachers import Teachers, open_teachers
 from strop.runtime.writer import CheckpointWriter
@@ -78,6 +79,7 @@ class Session(SamplingSession):
     went_back: bool = False  # to an earlier checkpoint than the newest
     is_within_step: bool = False  # between the first and the last update of a batch: no state to resume from
     place: Place = field(default_factory=lambda: Place({}))  # of when `step` was done
+    processes: ExitStack = field(default_factory=ExitStack)  # of scorers and of the trainer
     history: list[dict[str, float]] = field(default_factory=list)
     evaluations: list[Evaluation] = field(default_factory=list)
     best: Best | None = None  # of the evaluations so far
@@ -91,9 +93,14 @@ class Session(SamplingSession):
         return digest.hexdigest()
 
     def close(self) -> None:
-        """End the processes of scorers."""
-        for scorer in (self.scorer, *(held_out.scorer for held_out in self.held_out)):
-            scorer.close()
+        """End the processes of scorers and of the trainer."""
+        self.processes.close()
+
+    def publish(self) -> None:
+        """The whole models of this process are as what learns, of which other processes may hold parts."""
+        self.trainer.publish()
+        if self.critic is not None:
+            self.critic.publish()
 
     def mark_place(self) -> None:
         """A step, or its evaluation, is done: what was collected and drawn until here is what a checkpoint of it holds."""
@@ -104,29 +111,34 @@ def open_session(config: TrainConfig, console: Console, folder: RunFolder, *, re
     """Load what the config names. What is cheap to get wrong comes first, the model's weights last. `replays`: nothing is
     sampled, and the rollouts are those of the run itself."""
     recorded = None if replays else open_recorded(config, console)
-    with ExitStack() as on_failure:
+    with ExitStack() as processes:
         scorer = make_scorer(config.reward)
-        on_failure.callback(scorer.close)
+        processes.callback(scorer.close)
         scorers = make_eval_scorers(config, scorer)
         for of_set in scorers.values():
-            on_failure.callback(of_set.close)
+            processes.callback(of_set.close)
         needs_engine = bool(scorers) or not (replays or recorded is not None)  # to train or to evaluate
         base = open_sampling(config, console, scorer, needs_engine=needs_engine)
         if recorded is not None:
             base.recorded = recorded
             recorded.check(base.loaded.model)
-        session = _with_learners(config, base, folder, scorers)
-        on_failure.pop_all()
+        session = _with_learners(config, base, folder, scorers, processes)
+        session.processes = processes.pop_all()
     return session
 
 
 def _with_learners(
-    config: TrainConfig, base: SamplingSession, folder: RunFolder, scorers: Mapping[str, Scorer]
+    config: TrainConfig,
+    base: SamplingSession,
+    folder: RunFolder,
+    scorers: Mapping[str, Scorer],
+    processes: ExitStack,
 ) -> Session:
     """The session of a training run, around the part that samples."""
     loaded, console = base.loaded, base.console
     held_out = load_held_out(config, loaded, console, scorers)
-    critic = open_critic(config, loaded, console.note)
+    ranks = processes.enter_context(open_ranks(config.trainer, device=loaded.model.device))
+    critic = open_critic(config, loaded, ranks, console.note)
     interrupts.check()
     if critic is not None:
         longest = max(base.prompts, key=lambda p: len(p.tokens))
@@ -150,13 +162,14 @@ def _with_learners(
         folder=folder,
         held_out=held_out,
         objective=objective,
-        trainer=TorchTrainer(
+        trainer=ranks.make(
+            TorchTrainer,
             loaded.model,
             config.trainer,
             total_steps=config.num_optimizer_steps,
             max_logprob_gap=config.max_logprob_gap,
             keeps_reference=objective.uses_reference,
-            watch=guards.watch,
+            here={"watch": guards.watch},
         ),
         critic=critic,
         guards=guards,
@@ -171,7 +184,7 @@ def open_sampling(
 ) -> SamplingSession:
     """The part of a session that samples and scores, from what the config names."""
     filters = Filters(config.filter, looks_at_parts=config.algorithm.advantage.kind == "gdpo")
-    set_threads(config.trainer.num_threads)
+    set_threads(config.trainer.num_threads, num_processes=config.trainer.num_processes)
     check_peft(config.lora)
     interrupts.check()
     loaded = load_model(config.model)
@@ -189,7 +202,7 @@ def open_sampling(
         cursor=make_cursor(prompts, config.data, config.curriculum, seed=config.seed),
         scorer=scorer,
         filters=filters,
-        engine=make_engine(config, loaded) if needs_engine else None,
+        engine=make_engine(config, loaded, console) if needs_engine else None,
         decode=decoder(loaded),
     )
 
@@ -243,9 +256,19 @@ def warn_of_left_out(console: Console, table: str, num_lines: int) -> None:
         console.warn(f"{table}: {num_lines} broken lines were left out, as skip_bad_lines asks.")
 
 
-def make_engine(config: TrainConfig, loaded: LoadedModel) -> TorchEngine:
-    """The engine that `[engine]` names, sampling from the loaded model's own weights."""
-    return TorchEngine(loaded.model, stop_token_ids=loaded.stop_token_ids, max_sequences=config.engine.max_sequences)
+def make_engine(config: TrainConfig, loaded: LoadedModel, console: Console) -> Engine:
+    """The engine that `[engine]` names, sampling from the loaded model's weights. What it starts, it starts when it is asked
+    for the first sample; `close` ends that."""
+    options, model, ids = config.engine, loaded.model, loaded.stop_token_ids
+    if isinstance(options, TorchEngineOptions):
+        return TorchEngine(model, stop_token_ids=ids, max_sequences=options.max_sequences)
+    from strop.engines.vllm.engine import VLLMEngine
+    from strop.engines.vllm.process import Served
+
+    on_cpu = next(model.parameters()).device.type == "cpu"
+    served = Served(config.model.path, config.model.dtype, on_cpu, config.model.trust_remote_code)
+    weights = list(model.named_parameters())
+    return VLLMEngine(options, served, weights, stop_token_ids=ids, tell=console.warn)
 
 
 def decoder(loaded: LoadedModel) -> Decode:

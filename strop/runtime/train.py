@@ -23,6 +23,7 @@ from strop.runtime.evaluation import Evaluation
 from strop.runtime.loop import train_steps
 from strop.runtime.models import has_finite_weights
 from strop.runtime.random_states import seeded
+from strop.runtime.rank import serve_if_asked
 from strop.runtime.recording import start_recording
 from strop.runtime.resume import checkpoint_to_resume, restore, save_checkpoint
 from strop.runtime.run_folder import RunFolder
@@ -66,6 +67,7 @@ def train(
         UserError: something a user can mend; nothing was trained.
         GuardError: a guard stopped a step before the optimizer; the model from before it is in the run folder.
     """
+    serve_if_asked(config.trainer)
     with opened(config, console or QuietConsole(), resume=resume, allow_change=allow_change) as session:
         interrupted = run(session)
     folder = session.folder
@@ -141,6 +143,11 @@ def _finish(session: Session) -> None:
         everything.callback(session.writer.wait)
         everything.callback(_write_report, session)
         everything.callback(session.folder.drop_best_of_earlier_run)
+        if session.trainer.is_torn or (session.critic is not None and session.critic.is_torn):
+            session.console.warn(
+                f"no model was written: a process was lost while weights were gathered after step {session.step}."
+            )
+            return
         if not has_finite_weights(session.loaded.model):
             session.console.warn(f"no model was written: the weights are not finite after step {session.step}.")
             return
@@ -152,7 +159,7 @@ def _finish(session: Session) -> None:
 
 def _save_if_due(session: Session) -> None:
     due = session.config.run.checkpoint_every_steps and session.writer.saved_step != session.step
-    if due and not session.is_within_step:
+    if due and not session.is_within_step and session.trainer.ranks.is_whole:
         save_checkpoint(session)
 
 

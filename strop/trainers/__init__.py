@@ -3,6 +3,7 @@
 from strop.trainers.adapters import attach_adapters, check_peft, has_adapters, merged, save_adapters
 from strop.trainers.cutting import Costs, Cut, cheapest, cut, cut_batch
 from strop.trainers.layout import Layout, lay_out
+from strop.trainers.ranks import Ranks
 from strop.trainers.schedule import lr_factor
 from strop.trainers.torch_critic import CRITIC_FILE, TorchCritic
 from strop.trainers.torch_trainer import REFERENCE_FILE, TorchTrainer
@@ -14,6 +15,7 @@ __all__ = [
     "Costs",
     "Cut",
     "Layout",
+    "Ranks",
     "TorchCritic",
     "TorchTrainer",
     "ValueModel",

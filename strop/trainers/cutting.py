@@ -117,6 +117,25 @@ def cut(lengths: Sequence[int], *, max_tokens: int) -> list[list[int]]:
     return parts
 
 
+def shares(batch: Batch, num_ranks: int, costs: Costs, *, by_prompt: bool) -> list[list[int]]:
+    """The sequences of each rank, in rising order, so that all ranks have about the same to do: the costliest piece goes to
+    the rank that has least, and so on. A piece is a sequence, or with `by_prompt` some that stand in a row behind the prompt
+    they share, of up to a quarter of what a rank has. Groups may be torn apart: their advantages are known."""
+    if not by_prompt:
+        pieces = [([s], length) for s, length in enumerate(batch.lengths)]
+    else:
+        quarter = max([*batch.lengths, sum(batch.lengths) // (4 * num_ranks)])
+        pieces = [(unit.sequences, unit.width) for unit in Units(batch, shares=True).within(quarter)]
+    pair = costs.pair / costs.position
+    found: list[list[int]] = [[] for _ in range(num_ranks)]
+    load = [0.0] * num_ranks
+    for sequences, width in sorted(pieces, key=lambda piece: (-piece[1], piece[0])):
+        least = load.index(min(load))
+        found[least] += sequences
+        load[least] += width + pair * width * (width + 1) / 2
+    return [sorted(share) for share in found]
+
+
 def _padded(batch: Batch, kind: LayoutKind, parts: list[list[int]], pair: float) -> Cut:
     sizes = [(len(part), max(batch.lengths[s] for s in part)) for part in parts]
     positions = sum(rows * width for rows, width in sizes)

@@ -11,7 +11,8 @@ from strop import ops
 from strop.data.batch import Batch
 from strop.trainers.cutting import Cut
 from strop.trainers.layout import Layout, LayoutKind, lay_out
-from strop.trainers.rows import RowReader, are_equal
+from strop.trainers.rows import RowReader, are_equal, idle_batch
+from strop.trainers.sharding import Within
 from strop.trainers.sharing import RowSizes
 
 # Head inputs of the probe are multiplied by this (a power of two: exact): logits of every model then reach where a soft
@@ -29,10 +30,10 @@ class TokenScorer(RowReader):
         ModelError: the model cannot run, or a token sees later ones.
     """
 
-    def __init__(self, model: Any) -> None:
-        super().__init__(model)
+    def __init__(self, model: Any, within: Within | None = None) -> None:
+        super().__init__(model, within)
         with self.probing():
-            self._has_plain_head = self._head_is_plain()
+            self._has_plain_head = self._run(self._head_is_plain)
             self.check_causal()
 
     def __call__(
@@ -47,24 +48,34 @@ class TokenScorer(RowReader):
         """Log-probabilities [N] and entropies [N] of the N trainable tokens of `batch`, in flat order."""
         with self.explaining(batch, layout):
             laid = lay_out(batch, layout, rows)
-            predicting = laid.before[batch.loss_mask].to(self.device)
-            targets = batch.tokens[batch.loss_mask].to(self.device)
-            if self._has_plain_head:
-                weight = self.model.get_output_embeddings().weight
-                hidden = self._body(laid).flatten(0, 1)[predicting].to(weight.dtype)  # some bodies end in float32
-                return ops.linear_logprobs(hidden, weight, targets, temperature=temperature, with_entropy=with_entropy)
-            logits = self.model(**self._inputs(laid)).logits.flatten(0, 1)[predicting]
-            entropy = ops.logits_entropy(logits, temperature=temperature) if with_entropy else None
-            return ops.token_logprobs(logits, targets, temperature=temperature), entropy
+            return self._run(lambda: self._score(batch, laid, temperature, with_entropy))
+
+    def _score(
+        self, batch: Batch, laid: Layout, temperature: float, with_entropy: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        predicting = laid.before[batch.loss_mask].to(self.device)
+        targets = batch.tokens[batch.loss_mask].to(self.device)
+        if self._has_plain_head:
+            weight = self.model.get_output_embeddings().weight
+            hidden = self._body(laid).flatten(0, 1)[predicting].to(weight.dtype)  # some bodies end in float32
+            return ops.linear_logprobs(hidden, weight, targets, temperature=temperature, with_entropy=with_entropy)
+        logits = self.model(**self._inputs(laid)).logits.flatten(0, 1)[predicting]
+        entropy = ops.logits_entropy(logits, temperature=temperature) if with_entropy else None
+        return ops.token_logprobs(logits, targets, temperature=temperature), entropy
+
+    def idle(self) -> Tensor:
+        numbers, _ = self(idle_batch(), temperature=1.0, layout="padded", with_entropy=False)
+        return 0.0 * numbers.sum()
 
     @torch.no_grad()
     def all_logprobs(self, batch: Batch, cut: Cut, *, temperature: float) -> Tensor:
         """Log-probabilities [T] of the batch's trainable tokens, 0 elsewhere, in the micro-batches of a cut; no gradient."""
         found = torch.zeros(batch.tokens.shape, dtype=torch.float32)
         for sequences, rows in cut.parts:
-            part = batch.select(sequences)
-            if not part.loss_mask.any():
+            if not sequences:
+                self.idle()
                 continue
+            part = batch.select(sequences)
             numbers, _ = self(part, temperature=temperature, layout=cut.kind, with_entropy=False, rows=rows)
             found[batch.positions(sequences)[part.loss_mask]] = numbers.float().cpu()
         return found
@@ -75,7 +86,8 @@ class TokenScorer(RowReader):
     def _read(self, ids: list[int], positions: list[int] | None = None, mask: Tensor | None = None) -> Tensor:
         place = {} if positions is None else {"position_ids": torch.tensor([positions], device=self.device)}
         row = torch.tensor([ids], device=self.device)
-        return self.model(input_ids=row, attention_mask=mask, use_cache=False, **place).logits[0]
+        given = {"input_ids": row, "attention_mask": mask, "use_cache": False, **place}
+        return self._run(lambda: self.model(**given).logits[0])
 
     @torch.no_grad()
     def _head_is_plain(self) -> bool:

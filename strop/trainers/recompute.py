@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from strop.trainers.sharding import Within
 from strop.types import UserError
 
 
@@ -21,12 +22,13 @@ class Recompute:
     Args:
         model: a Hugging Face model.
         is_on: the option trainer.activation_checkpointing.
+        within: of a sharded model, what its passes are made within.
 
     Raises:
         UserError: the model has no layers that can be checkpointed, or they would drop something out.
     """
 
-    def __init__(self, model: Any, *, is_on: bool) -> None:
+    def __init__(self, model: Any, *, is_on: bool, within: Within | None = None) -> None:
         self._layers: list[torch.nn.Module] = []
         if not is_on:
             return
@@ -41,9 +43,9 @@ class Recompute:
                 break
         self._layers = [layer for layer in model.modules() if vars(layer).get("gradient_checkpointing") is True]
         row = torch.arange(4, device=next(model.parameters()).device)[None] % model.config.get_text_config().vocab_size
-        plain = _read(model, row)
+        plain = _read(model, row, within)
         with self.around_step():
-            if not torch.equal(plain, _read(model, row)):
+            if not torch.equal(plain, _read(model, row, within)):
                 raise UserError(
                     f"{refused} its layers drop something out when they are checkpointed. Set its dropout to 0."
                 )
@@ -61,6 +63,8 @@ class Recompute:
 
 
 @torch.no_grad()
-def _read(model: Any, row: torch.Tensor) -> torch.Tensor:
-    output = model(input_ids=row, use_cache=False)
-    return output[0]
+def _read(model: Any, row: torch.Tensor, within: Within | None) -> torch.Tensor:
+    def work() -> torch.Tensor:
+        return model(input_ids=row, use_cache=False)[0]
+
+    return work() if within is None else within(work)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -13,15 +13,32 @@ from torch import Tensor
 from strop.data.batch import Batch
 from strop.trainers.attention import attends_to_all
 from strop.trainers.layout import Layout, LayoutKind
+from strop.trainers.sharding import Within
 from strop.types import ModelError, model_failure
+
+T = TypeVar("T")
 
 
 class RowReader(ABC):
-    """One causal model on its device, and what must hold for rows with several sequences in them."""
+    """One causal model on its device, and what must hold for rows with several sequences in them.
 
-    def __init__(self, model: Any) -> None:
-        self.model = model
+    Args:
+        model: a Hugging Face model.
+        within: of a sharded one, what its passes are made within.
+    """
+
+    def __init__(self, model: Any, within: Within | None = None) -> None:
+        self.model, self._within = model, within
         self.device = next(model.parameters()).device
+        self.dtype: torch.dtype = model.dtype if within is None else within.dtype  # that it computes in
+
+    def _run(self, work: Callable[[], T]) -> T:
+        """A pass through the model."""
+        return work() if self._within is None else self._within(work)
+
+    @abstractmethod
+    def idle(self) -> Tensor:
+        """A pass whose number has gradient 0, for a rank that has no micro-batch left while others have."""
 
     @abstractmethod
     def _read(self, ids: list[int], positions: list[int] | None = None, mask: Tensor | None = None) -> Tensor:
@@ -75,8 +92,8 @@ class RowReader(ABC):
         sees = sees.to(self.device)
         if sees.dim() == 2:
             return sees
-        added = torch.zeros(sees.shape, dtype=self.model.dtype, device=self.device)
-        return added.masked_fill_(~sees, torch.finfo(self.model.dtype).min)[:, None]
+        added = torch.zeros(sees.shape, dtype=self.dtype, device=self.device)
+        return added.masked_fill_(~sees, torch.finfo(self.dtype).min)[:, None]
 
     @torch.no_grad()
     def fault_of(self, layout: Literal["packed", "shared"]) -> str:
@@ -139,3 +156,10 @@ def are_equal(one: Tensor, other: Tensor, *, rounding: float = 1e-5) -> bool:
 
 def gap(one: Tensor, other: Tensor) -> float:
     return float((one - other).abs().max())
+
+
+def idle_batch() -> Batch:
+    """One trainable token, for a pass that learns nothing."""
+    zeros, ids = torch.zeros(2), torch.zeros(2, dtype=torch.int64)
+    mask = torch.tensor([False, True])
+    return Batch(ids, ids, ids, mask, zeros, zeros, zeros.double(), ("a pass that learns nothing",))

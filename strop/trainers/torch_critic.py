@@ -1,4 +1,4 @@
-"""The critic of the trainer `torch`: a value model that learns beside the policy, in this process."""
+"""The critic of the trainer `torch`: a value model that learns beside the policy, in the same processes."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from strop.config import CriticOptions, TorchTrainerOptions
 from strop.data.batch import Batch
 from strop.trainers.layout import LayoutKind
 from strop.trainers.layout_choice import Cutter
+from strop.trainers.ranks import Ranks, everywhere
 from strop.trainers.recompute import Recompute
 from strop.trainers.sharing import RowSizes
 from strop.trainers.state import Write
-from strop.trainers.updates import Moments, Updates
+from strop.trainers.updates import Updates
 from strop.trainers.values import ValueModel, ValueScorer
 from strop.types import Metric, StepMetrics
 
@@ -32,21 +33,33 @@ class TorchCritic:
         options: the table `[critic]`.
         layout: the table `[trainer]`, whose layout and token budget of micro-batches are the critic's too.
         total_steps: optimizer steps of the whole run, the length of the schedule.
+        ranks: that share the work, as those of TorchTrainer do.
     """
 
     def __init__(
-        self, model: ValueModel, options: CriticOptions, layout: TorchTrainerOptions, *, total_steps: int
+        self,
+        model: ValueModel,
+        options: CriticOptions,
+        layout: TorchTrainerOptions,
+        *,
+        total_steps: int,
+        ranks: Ranks | None = None,
     ) -> None:
         self.model = model.eval()
+        self.ranks = ranks or Ranks()
+        self.is_torn = False  # True where `publish` was broken off
         self.options = options
-        self._scorer = ValueScorer(model)
-        self._recompute = Recompute(model.body, is_on=layout.activation_checkpointing)
-        self._cut = Cutter(self._scorer, layout.layout, layout.max_tokens_per_micro_batch)
+        self._learning, within = self.ranks.place(model)
+        self._scorer = ValueScorer(self._learning, within)
+        self._recompute = Recompute(self._learning.body, is_on=layout.activation_checkpointing, within=within)
+        self._cut = Cutter(self._scorer, layout.layout, layout.max_tokens_per_micro_batch, self.ranks)
         self._updates = Updates(
-            {name: p for name, p in model.named_parameters() if p.requires_grad},
+            {name: p for name, p in self._learning.named_parameters() if p.requires_grad},
             options,
             total_steps=total_steps,
             explaining=self._scorer.explaining,
+            idle=self._scorer.idle,
+            ranks=self.ranks,
             owner="the critic's ",
         )
 
@@ -55,18 +68,22 @@ class TorchCritic:
         """Optimizer steps made."""
         return self._updates.num_steps
 
+    @everywhere
     @torch.no_grad()
     def values(self, batch: Batch) -> Tensor:
         """Values [T] of the batch's trainable tokens, 0 elsewhere; no gradient."""
         found = torch.zeros(batch.tokens.shape, dtype=torch.float32)
         cut = self._cut(batch)
         for sequences, rows in cut.parts:
+            if not sequences:
+                self._scorer.idle()
+                continue
             part = batch.select(sequences)
-            if part.loss_mask.any():
-                numbers = self._scorer(part, layout=cut.kind, rows=rows)
-                found[batch.positions(sequences)[part.loss_mask]] = numbers.cpu()
-        return found
+            numbers = self._scorer(part, layout=cut.kind, rows=rows)
+            found[batch.positions(sequences)[part.loss_mask]] = numbers.cpu()
+        return self.ranks.summed(found)
 
+    @everywhere
     def step(self, batch: Batch) -> StepMetrics:
         """One optimizer step on the whole batch, which has old_values, returns and token weights.
 
@@ -80,6 +97,7 @@ class TorchCritic:
         with self._recompute.around_step():
             metrics = self._updates.step(batch, cut, partial(self._weighted_loss, cut.kind))
         names = {"loss": "value_loss", "grad_norm": f"{_PREFIX}grad_norm", "lr": f"{_PREFIX}lr"}
+        del metrics["padding_share"]  # that of the policy's step stands for both
         return {names.get(name, name): metric for name, metric in metrics.items()}
 
     def _weighted_loss(self, kind: LayoutKind, part: Batch, rows: RowSizes | None) -> tuple[Tensor, StepMetrics]:
@@ -94,27 +112,35 @@ class TorchCritic:
         metrics = {"value_clip_fraction": Metric.mean(float(clipped.sum()), clipped.numel())}
         return (weights * loss).sum(), metrics
 
-    def copy_weights(self) -> dict[str, Tensor]:
-        """A copy of what the optimizer moves, in host memory."""
-        return self._updates.copy_weights()
+    @everywhere
+    def publish(self) -> None:
+        """Bring `model` up to date, where it is not itself what learns."""
+        self.is_torn = True
+        self.ranks.publish(self._learning, self.model)
+        self.is_torn = False
 
-    def put_back(self, weights: dict[str, Tensor]) -> None:
-        """Set the parameters to a copy; the optimizer's moments stay as they are."""
-        self._updates.put_back(weights)
+    @everywhere
+    def remember(self, *, moments: bool) -> None:
+        """Keep a copy of what the optimizer moves, and with `moments` of what it remembers, to go back to."""
+        self._updates.remember(moments=moments)
 
+    @everywhere
+    def go_back(self) -> None:
+        """Set the weights to what was remembered; moments, too, if they were."""
+        self._updates.go_back()
+
+    @everywhere
+    def forget(self) -> None:
+        """Free what was remembered."""
+        self._updates.forget()
+
+    @everywhere
     def snapshot(self) -> Write:
         """Copy weights, moments and the step count to host memory; what is returned writes the copy beside the policy's
         files, under names of their own."""
         return self._updates.snapshot(prefix=_PREFIX)
 
-    def copy_moments(self) -> Moments:
-        """A copy of what the optimizer remembers."""
-        return self._updates.copy_moments()
-
-    def put_back_moments(self, moments: Moments) -> None:
-        """The optimizer remembers what it did when the copy was made."""
-        self._updates.put_back_moments(moments)
-
+    @everywhere
     def digest(self) -> str:
         """A checksum of the weights."""
         return self._updates.digest()
@@ -123,6 +149,8 @@ class TorchCritic:
         """Write a snapshot into a folder that exists."""
         self.snapshot()(folder)
 
+    @everywhere
     def load(self, folder: Path) -> None:
         """Read what a snapshot wrote into this model and optimizer."""
         self._updates.load(folder, prefix=_PREFIX)
+        self.publish()

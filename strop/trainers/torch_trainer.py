@@ -1,10 +1,10 @@
-"""The trainer `torch`: one Hugging Face model, AdamW, this process."""
+"""The trainer `torch`: one Hugging Face model, AdamW, in this process or in several (FSDP2)."""
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal
@@ -20,10 +20,11 @@ from strop.trainers.adapters import has_adapters, without_adapters
 from strop.trainers.forward import TokenScorer
 from strop.trainers.layout import LayoutKind
 from strop.trainers.layout_choice import Cutter
+from strop.trainers.ranks import Ranks, everywhere
 from strop.trainers.recompute import Recompute
 from strop.trainers.sharing import RowSizes
 from strop.trainers.teacher import fingerprint
-from strop.trainers.updates import Moments, Updates
+from strop.trainers.updates import Updates
 from strop.types import GuardError, Metric, StepMetrics, WeightSource
 
 REFERENCE_FILE = "reference.safetensors"  # in a checkpoint, of a run that has one
@@ -32,6 +33,9 @@ REFERENCE_FILE = "reference.safetensors"  # in a checkpoint, of a run that has o
 class TorchTrainer:
     """Learns by AdamW on the model it is given; one in bfloat16 by float32 masters of its weights (see MasterWeights).
 
+    Of several ranks each has a part of every weight and makes its share of a step's passes; `model` in rank 0 is then a
+    whole copy, which `publish` brings up to date. What is called in rank 0 is done in all.
+
     Args:
         model: a Hugging Face causal language model, on its device.
         options: the table `[trainer]`.
@@ -39,6 +43,7 @@ class TorchTrainer:
         max_logprob_gap: mean |engine - trainer| log-probability above which a step is refused.
         keeps_reference: hold a frozen copy of the model as it is now; one with adapters needs none: it is itself without them.
         watch: sees the metrics of an update before the optimizer moves, and may raise a GuardError.
+        ranks: that share the work.
     """
 
     def __init__(
@@ -50,23 +55,29 @@ class TorchTrainer:
         max_logprob_gap: float = math.inf,
         keeps_reference: bool = False,
         watch: Callable[[StepMetrics], None] = lambda metrics: None,
+        ranks: Ranks | None = None,
     ) -> None:
         self.model = model.eval()  # no dropout: the sampler has none, and the two must agree
+        self.ranks = ranks or Ranks()
+        self.is_torn = False  # True where `publish` was broken off
         self.options = options
         self.max_logprob_gap = max_logprob_gap
         self._watch = watch
-        self._policy = TokenScorer(model)
-        self._cut = Cutter(self._policy, options.layout, options.max_tokens_per_micro_batch)
         self._has_adapters = has_adapters(model)
         self._keeps_reference = keeps_reference
         copies = keeps_reference and not self._has_adapters  # else the reference is the model without its adapters
-        self._reference = TokenScorer(copy.deepcopy(model).requires_grad_(False)) if copies else None
-        self._recompute = Recompute(model, is_on=options.activation_checkpointing)
+        self._reference = TokenScorer(*self.ranks.frozen(model)) if copies else None
+        self._learning, within = self.ranks.place(model)
+        self._policy = TokenScorer(self._learning, within)
+        self._cut = Cutter(self._policy, options.layout, options.max_tokens_per_micro_batch, self.ranks)
+        self._recompute = Recompute(self._learning, is_on=options.activation_checkpointing, within=within)
         self._updates = Updates(
-            {name: p for name, p in model.named_parameters() if p.requires_grad},
+            {name: p for name, p in self._learning.named_parameters() if p.requires_grad},
             options,
             total_steps=total_steps,
             explaining=self._policy.explaining,
+            idle=self._policy.idle,
+            ranks=self.ranks,
         )
 
     @property
@@ -79,18 +90,24 @@ class TorchTrainer:
         """Optimizer steps made."""
         return self._updates.num_steps
 
+    @everywhere
+    def set_total_steps(self, total_steps: int) -> None:
+        """The length of the schedule, where it shows only after the trainer was made."""
+        self._updates.total_steps = total_steps
+
+    @everywhere
     def logprobs(
         self, batch: Batch, *, model: Literal["policy", "reference"] = "policy", temperature: float = 1.0
     ) -> Tensor:
         """Log-probabilities [T] of the batch's trainable tokens, 0 elsewhere; no gradient."""
         if model == "reference" and not self._keeps_reference:
             raise ValueError("this trainer was made without a reference; pass keeps_reference=True.")
-        if model == "reference" and self._has_adapters:
-            with without_adapters(self.model):
-                return self._policy.all_logprobs(batch, self._cut(batch), temperature=temperature)
         scorer = self._policy if model == "policy" or self._reference is None else self._reference
-        return scorer.all_logprobs(batch, self._cut(batch), temperature=temperature)
+        with without_adapters(self._learning) if model == "reference" and self._has_adapters else nullcontext():
+            found = scorer.all_logprobs(batch, self._cut(batch), temperature=temperature)
+        return self.ranks.summed(found)
 
+    @everywhere
     def step(self, batch: Batch, objective: Objective) -> StepMetrics:
         """One optimizer step on the whole batch, in micro-batches; the sum of weight x loss over all of them.
 
@@ -103,8 +120,8 @@ class TorchTrainer:
             return {"skipped_steps": Metric("sum", 1.0)}
         cut = self._cut(batch)
         with self._recompute.around_step():
-            metrics = self._updates.step(batch, cut, partial(self._weighted_loss, objective, cut.kind), self._guard)
-        return metrics | cut.metrics()
+            weighted_loss = partial(self._weighted_loss, objective, cut.kind)
+            return self._updates.step(batch, cut, weighted_loss, self._guard)
 
     def _weighted_loss(
         self, objective: Objective, kind: LayoutKind, part: Batch, rows: RowSizes | None
@@ -142,11 +159,19 @@ class TorchTrainer:
         """Parameters under their Hugging Face names, tied ones once."""
         return list(self.model.named_parameters())
 
+    @everywhere
+    def publish(self) -> None:
+        """Bring `model` up to date, where it is not itself what learns."""
+        self.is_torn = True
+        self.ranks.publish(self._learning, self.model)
+        self.is_torn = False
+
+    @everywhere
     @torch.no_grad()
     def refresh_reference(self) -> None:
         """Make the policy as it is now the reference, which must be a copy."""
         assert self._reference is not None, "made with keeps_reference=True, without adapters"
-        for kept, now in zip(self._reference.model.parameters(), self.model.parameters(), strict=True):
+        for kept, now in zip(self._reference.model.parameters(), self._learning.parameters(), strict=True):
             kept.copy_(now)
 
     @cached_property
@@ -156,14 +181,22 @@ class TorchTrainer:
             return None
         return fingerprint({name: p for name, p in self.model.named_parameters() if not p.requires_grad})
 
-    def copy_weights(self) -> dict[str, Tensor]:
-        """A copy of what the optimizer moves (float32 masters where there are), in host memory."""
-        return self._updates.copy_weights()
+    @everywhere
+    def remember(self, *, moments: bool) -> None:
+        """Keep a copy of what the optimizer moves, and with `moments` of what it remembers, to go back to."""
+        self._updates.remember(moments=moments)
 
-    def put_back(self, weights: dict[str, Tensor]) -> None:
-        """Set the parameters to a copy; the optimizer's moments stay as they are."""
-        self._updates.put_back(weights)
+    @everywhere
+    def go_back(self) -> None:
+        """Set the weights to what was remembered; moments, too, if they were."""
+        self._updates.go_back()
 
+    @everywhere
+    def forget(self) -> None:
+        """Free what was remembered."""
+        self._updates.forget()
+
+    @everywhere
     def snapshot(self) -> state.Write:
         """Copy weights (float32 masters where there are), moments, the step count and the reference to host memory; what is
         returned writes the copy as safetensors and JSON, whatever the trainer does meanwhile. The reference is copied too,
@@ -171,7 +204,7 @@ class TorchTrainer:
         own = self._updates.snapshot()
         if self._reference is None:
             return own
-        reference = state.snapshot_weights(REFERENCE_FILE, dict(self._reference.model.named_parameters()))
+        reference = state.snapshot_weights(REFERENCE_FILE, self._reference_weights(), self.ranks)
 
         def write(folder: Path) -> None:
             own(folder)
@@ -179,18 +212,18 @@ class TorchTrainer:
 
         return write
 
-    def copy_moments(self) -> Moments:
-        """A copy of what the optimizer remembers."""
-        return self._updates.copy_moments()
-
-    def put_back_moments(self, moments: Moments) -> None:
-        """The optimizer remembers what it did when the copy was made."""
-        self._updates.put_back_moments(moments)
+    def _reference_weights(self) -> dict[str, Tensor]:
+        return {} if self._reference is None else dict(self._reference.model.named_parameters())
 
     def digest(self) -> str:
         """A checksum of the weights (float32 masters where there are), of those below adapters too."""
-        return self._updates.digest(beside=self.base_fingerprint or "")
+        return self._digest(self.base_fingerprint or "")
 
+    @everywhere
+    def _digest(self, beside: str) -> str:
+        return self._updates.digest(beside=beside)
+
+    @everywhere
     @torch.no_grad()
     def token_losses(self, batch: Batch, objective: Objective) -> tuple[Tensor, Tensor]:
         """Log-probabilities as they are now and unreduced losses, both [T] with 0 in masked slots, for reading.
@@ -199,7 +232,7 @@ class TorchTrainer:
             batch: one that fits memory, ready for `step`.
             objective: as for `step`.
         """
-        logprobs, selected = self._tokens_of(batch, objective, self._cut(batch).kind)
+        logprobs, selected = self._tokens_of(batch, objective, "padded")
         losses, _ = objective.loss(selected)
         found = torch.zeros(2, len(batch.tokens))
         found[0, batch.loss_mask], found[1, batch.loss_mask] = logprobs.float().cpu(), losses.float().cpu()
@@ -209,11 +242,13 @@ class TorchTrainer:
         """Write a snapshot into a folder that exists."""
         self.snapshot()(folder)
 
+    @everywhere
     def load(self, folder: Path) -> None:
         """Read what `save` wrote into this model and optimizer."""
         self._updates.load(folder)
         if self._reference is not None:
-            state.load_weights(folder / REFERENCE_FILE, dict(self._reference.model.named_parameters()))
+            state.load_weights(folder / REFERENCE_FILE, self._reference_weights(), self.ranks)
+        self.publish()
 
 
 def _trainable(part: Batch, logprobs: Tensor, entropy: Tensor | None) -> TrainableTokens:

@@ -18,6 +18,7 @@ from strop.data.batch import Batch
 from strop.trainers import state
 from strop.trainers.cutting import Cut
 from strop.trainers.masters import MasterWeights
+from strop.trainers.ranks import Ranks
 from strop.trainers.schedule import lr_factor
 from strop.trainers.sharing import RowSizes
 from strop.types import GuardError, Metric, StepMetrics, merge_metrics
@@ -27,11 +28,13 @@ WeightedLoss = Callable[[Batch, RowSizes | None], tuple[Tensor, StepMetrics]]
 
 
 @dataclass(frozen=True)
-class Moments:
-    """What an optimizer remembers, in host memory."""
+class _Moment:
+    """Weights, and what an optimizer remembers if that was asked for, as they were: copies in host memory, of what is this
+    rank's."""
 
     num_steps: int
-    by_name: dict[str, dict[str, Tensor]]
+    weights: dict[str, Tensor]
+    moments: dict[str, dict[str, Tensor]] | None
 
 
 class Updates:
@@ -40,8 +43,10 @@ class Updates:
     Args:
         parameters: by name, tied ones once.
         options: AdamW and its learning rate.
-        total_steps: optimizer steps of the whole run, the length of the schedule.
+        total_steps: optimizer steps of the whole run, the length of the schedule; may be set anew.
         explaining: around a backward pass of a micro-batch; turns what the model raises into a ModelError.
+        idle: a pass with gradient 0, made while other ranks have a micro-batch and this one has none left.
+        ranks: that each hold a part of every weight.
         owner: whose loss it is, in messages: "" or "the critic's ".
     """
 
@@ -52,13 +57,16 @@ class Updates:
         *,
         total_steps: int,
         explaining: Callable[[Batch], AbstractContextManager[None]],
+        idle: Callable[[], Tensor],
+        ranks: Ranks,
         owner: str = "",
     ) -> None:
         self.options = options
         self.total_steps = total_steps
         self.num_steps = 0  # made
-        self._explaining = explaining
+        self._explaining, self._idle, self._ranks = explaining, idle, ranks
         self._owner = owner
+        self._remembered: _Moment | None = None
         self._masters = MasterWeights(parameters)
         self.parameters = self._masters.by_name  # what AdamW moves and a checkpoint holds
         self.optimizer = torch.optim.AdamW(
@@ -99,10 +107,13 @@ class Updates:
         """
         self._masters.zero_grad()
         parts = [self._accumulate(batch.select(sequences), rows, weighted_loss) for sequences, rows in cut.parts]
-        metrics = merge_metrics(parts)
+        metrics = self._ranks.merged(merge_metrics([*parts, cut.metrics()]))
         metrics["loss"] = Metric.mean(metrics["loss"].total, 1)  # parts add up to the step's loss; steps are averaged
-        guard(metrics)
-        norm = torch.nn.utils.clip_grad_norm_(self.parameters.values(), self.options.max_grad_norm)
+        if not math.isfinite(metrics["loss"].total):
+            raise self._blaming(batch, weighted_loss)
+        self._ranks.first(lambda: guard(metrics))
+        found = torch.nn.utils.clip_grad_norm_(self.parameters.values(), self.options.max_grad_norm)
+        norm = self._ranks.full(found)
         if not torch.isfinite(norm):
             raise self._blaming(batch, weighted_loss)
         lr = self._set_lr()
@@ -113,17 +124,16 @@ class Updates:
         return metrics | {"grad_norm": Metric.mean(float(norm), 1), "lr": Metric("max", lr)}
 
     def _accumulate(self, part: Batch, rows: RowSizes | None, weighted_loss: WeightedLoss) -> StepMetrics:
-        """Forward and backward of one micro-batch."""
-        if not part.loss_mask.any():
+        """Forward and backward of one micro-batch; of an empty one a pass that learns nothing."""
+        if not part.num_sequences:
+            self._idle().backward()
+            self._masters.take_gradients()
             return {}
         loss, metrics = weighted_loss(part, rows)
-        total = float(loss.detach())
-        if not math.isfinite(total):
-            raise self._blaming(part, weighted_loss)
         with self._explaining(part):
             loss.backward()
         self._masters.take_gradients()
-        return metrics | {"loss": Metric("sum", total)}
+        return metrics | {"loss": Metric("sum", float(loss.detach()))}
 
     def _blaming(self, batch: Batch, weighted_loss: WeightedLoss) -> GuardError:
         """What to raise: which sequences make the loss or the gradient not finite, each tried alone."""
@@ -133,10 +143,11 @@ class Updates:
             if not part.loss_mask.any():
                 continue
             self._masters.zero_grad()
+            # every rank makes the same pass, and all gradients are a sum of the same
             loss, _ = weighted_loss(part, None)
             loss.backward()
             self._masters.take_gradients()
-            gradients = [p.grad for p in self.parameters.values() if p.grad is not None]
+            gradients = [self._ranks.full(p.grad) for p in self.parameters.values() if p.grad is not None]
             if not torch.isfinite(loss) or not all(torch.isfinite(g).all() for g in gradients):
                 guilty.append(name)
         self._masters.zero_grad()
@@ -160,50 +171,52 @@ class Updates:
             group["lr"] = lr
         return lr
 
-    def copy_weights(self) -> dict[str, Tensor]:
-        """A copy of what the optimizer moves (float32 masters where there are), in host memory."""
-        return state.host_copy(self.parameters)
+    def remember(self, *, moments: bool) -> None:
+        """Keep a copy of the weights, and with `moments` of what the optimizer remembers, to go back to."""
+        copies = None
+        if moments:
+            copies = {
+                name: state.copies(self.optimizer.state[p])
+                for name, p in self.parameters.items()
+                if p in self.optimizer.state
+            }
+        self._remembered = _Moment(self.num_steps, state.copies(self.parameters), copies)
 
     @torch.no_grad()
-    def put_back(self, weights: dict[str, Tensor]) -> None:
-        """Set the parameters to a copy; the optimizer's moments stay as they are."""
+    def go_back(self) -> None:
+        """Set the weights to what was remembered, and the optimizer to what it was if its moments were."""
+        assert self._remembered is not None
         for name, parameter in self.parameters.items():
-            parameter.copy_(weights[name])
+            parameter.copy_(self._remembered.weights[name])
         self._masters.write_weights()
-
-    def copy_moments(self) -> Moments:
-        """A copy of what the optimizer remembers, and how many steps it made."""
-        copies = {
-            name: {key: value.detach().to("cpu", copy=True) for key, value in self.optimizer.state[p].items()}
-            for name, p in self.parameters.items()
-            if p in self.optimizer.state
-        }
-        return Moments(self.num_steps, copies)
-
-    def put_back_moments(self, moments: Moments) -> None:
-        """The optimizer remembers what it did when the copy was made, and nothing since."""
-        self.num_steps = moments.num_steps
+        if self._remembered.moments is None:
+            return
+        self.num_steps = self._remembered.num_steps
         self.optimizer.state.clear()
-        for name, found in moments.by_name.items():
+        for name, found in self._remembered.moments.items():
             parameter = self.parameters[name]
             self.optimizer.state[parameter] = {
                 key: value.to(parameter.device, copy=True) for key, value in found.items()
             }
+
+    def forget(self) -> None:
+        """Free what was remembered."""
+        self._remembered = None
 
     def digest(self, *, beside: str = "") -> str:
         """A checksum of the weights, and of a text, eight hexadecimal digits: equal weights have equal ones, others hardly
         ever."""
         found = zlib.crc32(beside.encode())
         for parameter in self.parameters.values():
-            content = parameter.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
+            content = self._ranks.full(parameter.detach()).cpu().contiguous().flatten().view(torch.uint8).numpy()
             found = zlib.crc32(content, found)
         return f"{found:08x}"
 
     def snapshot(self, *, prefix: str = "") -> state.Write:
         """Copy weights (float32 masters where there are), moments and the step count; what is returned writes them."""
-        return state.snapshot(self.parameters, self.optimizer, num_steps=self.num_steps, prefix=prefix)
+        return state.snapshot(self.parameters, self.optimizer, self._ranks, num_steps=self.num_steps, prefix=prefix)
 
     def load(self, folder: Path, *, prefix: str = "") -> None:
         """Read what a snapshot wrote."""
-        self.num_steps = state.load(folder, self.parameters, self.optimizer, prefix=prefix)
+        self.num_steps = state.load(folder, self.parameters, self.optimizer, self._ranks, prefix=prefix)
         self._masters.write_weights()

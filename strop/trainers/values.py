@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from strop.data.batch import Batch
-from strop.trainers.layout import LayoutKind, lay_out
-from strop.trainers.rows import RowReader
+from strop.trainers.layout import Layout, LayoutKind, lay_out
+from strop.trainers.rows import RowReader, idle_batch
+from strop.trainers.sharding import Within
 from strop.trainers.sharing import RowSizes
 from strop.types import ModelError, model_failure
 
@@ -25,9 +26,23 @@ class ValueModel(nn.Module):
     def __init__(self, body: Any) -> None:
         super().__init__()
         self.body = body
-        self.head = nn.Linear(_width(body), 1, dtype=torch.float32, device=next(body.parameters()).device)
+        self.head = _Head(_width(body), 1, dtype=torch.float32, device=next(body.parameters()).device)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the body."""
+        return self.body.dtype
+
+    @property
+    def _no_split_modules(self) -> set[str]:
+        """As transformers says of the body; the head's type is its own."""
+        return {_Head.__name__, *(self.body._no_split_modules or ())}
+
+
+class _Head(nn.Linear):
+    """From hidden states to one number."""
 
 
 def _width(body: Any) -> int:
@@ -61,8 +76,8 @@ class ValueScorer(RowReader):
         ModelError: the model cannot run, or a token sees later ones.
     """
 
-    def __init__(self, model: ValueModel) -> None:
-        super().__init__(model.body)
+    def __init__(self, model: ValueModel, within: Within | None = None) -> None:
+        super().__init__(model.body, within)
         self._head = model.head
         with self.probing():
             self.check_causal()
@@ -73,10 +88,17 @@ class ValueScorer(RowReader):
         with self.explaining(batch, layout):
             laid = lay_out(batch, layout, rows)
             before = laid.before[batch.loss_mask].to(self.device)
-            hidden = self.model(**self._inputs(laid)).last_hidden_state.flatten(0, 1)[before]
-            return self._head(hidden.float()).squeeze(-1)
+            return self._run(lambda: self._foresee(laid, before)).squeeze(-1)
+
+    def _foresee(self, laid: Layout, before: Tensor) -> Tensor:
+        hidden = self.model(**self._inputs(laid)).last_hidden_state.flatten(0, 1)[before]
+        return self._head(hidden.float())
+
+    def idle(self) -> Tensor:
+        return 0.0 * self(idle_batch(), layout="padded").sum()
 
     def _read(self, ids: list[int], positions: list[int] | None = None, mask: Tensor | None = None) -> Tensor:
         place = {} if positions is None else {"position_ids": torch.tensor([positions], device=self.device)}
         row = torch.tensor([ids], device=self.device)
-        return self.model(input_ids=row, attention_mask=mask, use_cache=False, **place).last_hidden_state[0]
+        given = {"input_ids": row, "attention_mask": mask, "use_cache": False, **place}
+        return self._run(lambda: self.model(**given).last_hidden_state[0])

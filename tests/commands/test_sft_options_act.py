@@ -131,6 +131,7 @@ CONFIG_PATHS = [path for path in tree.paths(SFTConfig) if path != "validation.da
 # What no run on this machine shows: another device, code of a model folder (strop audit shows it), one CPU thread or two; and
 # what changes work and memory alone.
 ELSEWHERE = ("trainer.activation_checkpointing", "model.device", "model.trust_remote_code", "trainer.num_threads")
+ELSEWHERE += ("trainer.num_processes", "trainer.process_timeout_s")
 
 
 @pytest.mark.parametrize("path", [p for p in CONFIG_PATHS if p not in ELSEWHERE])

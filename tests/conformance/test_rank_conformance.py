@@ -1,49 +1,63 @@
-"""For every policy loss, reduction and correction: two and three processes that share a step's sequences have, summed, the
-loss and gradient of one process, also where one of them holds nothing to train on.
+"""Three processes that share a step have, together, the loss, the metrics and the gradient of one process: for every policy
+loss, and for every reduction and correction of one of them.
 """
 
 import conformance_cases as suite
 import pytest
-from conformance_cases import CASES, UNTRAINABLE
-from conformance_ranks import Ranks
+import rank_processes
+from conformance_cases import CASES, LOSSES, REDUCTIONS
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-# Groups are torn apart; the numbers of sequences and tokens differ.
-SHARES = {
-    "two": ((0, 3, 4, 9), (8, 2, 5, 6, 7, 1)),
-    "three, one idle": ((9, 1, 3, 5), (8, 6, 4, 2, 0), (UNTRAINABLE,)),
-}
+from strop.trainers import TorchTrainer
+
+NUM_RANKS = 3
+CHOSEN = [
+    name
+    for name, algorithm in CASES.items()
+    if algorithm["policy_loss"] == LOSSES["ppo_clip"] or name.endswith((f"-{REDUCTIONS[0]}", "-everything"))
+]
+
+
+class Together:
+    """A trainer over the ranks; of the gradients it sees the rows that rank 0 holds, and the norm of all."""
+
+    def __init__(self, ranks):
+        options = suite.trainer_of(budget=suite.UNEVEN).options
+        self._trainer = ranks.make(TorchTrainer, suite.llama(), options, total_steps=10**9)
+
+    def step(self, batch, objective):
+        gradients, learning = {}, self._trainer._learning
+
+        def remember(*_):
+            gradients.update({name: p.grad.to_local().clone() for name, p in learning.named_parameters()})
+
+        hook = register_optimizer_step_pre_hook(remember)
+        try:
+            metrics = self._trainer.step(suite.prepared(batch, objective), objective)
+        finally:
+            hook.remove()
+        return {name: metric.value for name, metric in metrics.items() if name != "padding_share"}, gradients
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory):
-    started = Ranks(tmp_path_factory.mktemp("ranks"))
-    yield started
-    started.close()
+def together():
+    with rank_processes.opened(NUM_RANKS) as ranks:
+        yield Together(ranks)
 
 
-def check_ranks(ranks, name, shares):
-    answers = ranks.step(name, shares)
+def whole(name):
+    """What one process has, and the first rows of its gradients."""
     metrics, gradients = suite.whole(name)
-    assert [is_idle for _, _, is_idle in answers] == [share == (UNTRAINABLE,) for share in shares]
-    for loss, summed, _ in answers:
-        suite.check_numbers({"loss": loss}, {"loss": metrics["loss"]})
-        suite.check_gradients(summed, gradients)
+    return metrics, {key: gradient.chunk(NUM_RANKS)[0] for key, gradient in gradients.items()}
 
 
-@pytest.mark.parametrize("shares", SHARES.values(), ids=SHARES)
-@pytest.mark.parametrize("name", CASES)
-def test_ranks_together_have_the_gradient_of_one_process(name, shares, ranks):
-    check_ranks(ranks, name, shares)
+@pytest.mark.parametrize("name", CHOSEN)
+def test_ranks_together_have_the_gradient_of_one_process(name, together):
+    suite.check_same(together.step(suite.made_batch(), suite.objective_of(name)), whole(name))
 
 
-def test_the_shares_are_the_whole_batch():
-    for shares in SHARES.values():
-        assert sorted(s for share in shares for s in share) == list(range(suite.made_batch().num_sequences))
-    assert not suite.made_batch().select([UNTRAINABLE]).loss_mask.any()
-
-
-def test_a_lost_denominator_between_ranks_is_seen(ranks):
-    # a share counted twice or left out is a gradient of another size
+def test_a_sequence_that_is_lost_between_ranks_is_seen(together):
     name = next(iter(CASES))
+    lacking = suite.made_batch().select(range(9))
     with pytest.raises(AssertionError):
-        check_ranks(ranks, name, ((0, 3, 4, 9), (8, 2, 5, 6, UNTRAINABLE)))
+        suite.check_same(together.step(lacking, suite.objective_of(name)), whole(name))

@@ -24,6 +24,7 @@ def test_every_option_of_strop_sft_acts():
     findings = {f.path: f for f in audit(config)}
     assert {path for path in tree.paths(SFTConfig) if path not in findings} == set()
     idle = {"validation.data.shuffle", "validation.data.batch_size"}  # a validation takes all at once
+    idle |= {"trainer.process_timeout_s"}  # the config is of one process
     assert {path for path, f in findings.items() if f.verdict not in ("acts", "one value", "cannot act here")} == idle
     assert findings["data.response_key"].changes.keys() >= {"loss", "update"}
 

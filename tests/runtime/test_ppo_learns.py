@@ -6,7 +6,7 @@ import types
 import pytest
 import tiny_models
 import torch
-from trainers.made_batches import make_critic, make_rollout, make_trainer
+from trainers.made_batches import make_critic, make_rollout, make_trainer, masters
 
 from strop.algorithms import PolicyObjective
 from strop.config import TrainConfig, make_config
@@ -148,11 +148,11 @@ def test_a_batch_whose_policy_update_fails_leaves_policy_and_critic_as_they_were
     """The critic steps first, and then the policy's guard stops the batch."""
     session = session_of(lr=0.01, critic_lr=0.01, algorithm={"updates_per_batch": updates})
     learn_from(session, CHAIN * 8)  # from here on the critic's head is not 0
-    before = session.critic.copy_weights() | session.trainer.copy_weights()
+    before = masters(session.critic) | masters(session.trainer)
     session.trainer.max_logprob_gap = 1e-6
     steps = session.critic.num_steps
     with pytest.raises(Exception, match="max_logprob_gap must hold"):
         learn_from(session, CHAIN * 8)
-    after = session.critic.copy_weights() | session.trainer.copy_weights()
+    after = masters(session.critic) | masters(session.trainer)
     assert session.critic.num_steps > steps
     assert all(torch.equal(before[name], after[name]) for name in before)

@@ -127,6 +127,11 @@ def parameters(model):
     return {name: p.detach().clone() for name, p in model.named_parameters()}
 
 
+def masters(learner):
+    """Copies of what the optimizer moves: float32, whatever type the model has."""
+    return {name: p.detach().clone() for name, p in learner._updates.parameters.items()}
+
+
 def same_tensors(a, b):
     """Bit for bit."""
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)

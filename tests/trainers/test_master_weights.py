@@ -5,7 +5,16 @@ import math
 import pytest
 import tiny_models
 import torch
-from made_batches import make_batch, make_objective, make_trainer, parameters, random_rows, same_tensors, saved_state
+from made_batches import (
+    make_batch,
+    make_objective,
+    make_trainer,
+    masters,
+    parameters,
+    random_rows,
+    same_tensors,
+    saved_state,
+)
 
 from strop.types import GuardError
 
@@ -54,7 +63,7 @@ def test_adamw_on_bfloat16_weights_themselves_would_not_have_moved():
 def test_weights_are_the_masters_rounded():
     trainer = make_trainer(tiny_models.llama().bfloat16(), lr=1e-3)
     trainer.step(BATCH, make_objective())
-    for name, master in trainer.copy_weights().items():
+    for name, master in masters(trainer).items():
         assert master.dtype == torch.float32
         assert torch.equal(trainer.model.get_parameter(name), master.bfloat16())
 
@@ -89,24 +98,25 @@ def test_a_resumed_bfloat16_run_goes_on_bit_for_bit(build, tmp_path):
 def test_a_bfloat16_batch_that_is_taken_back_leaves_no_trace():
     trainer = make_trainer(tiny_models.llama().bfloat16(), lr=1e-4)
     trainer.step(BATCH, make_objective())
-    weights, masters = parameters(trainer.model), trainer.copy_weights()
+    weights, before = parameters(trainer.model), masters(trainer)
+    trainer.remember(moments=False)
     for _ in range(3):
         trainer.step(BATCH, make_objective())
-    assert not same_tensors(masters, trainer.copy_weights())
-    trainer.put_back(masters)
+    assert not same_tensors(before, masters(trainer))
+    trainer.go_back()
     assert same_tensors(weights, parameters(trainer.model))
-    assert same_tensors(masters, trainer.copy_weights())
+    assert same_tensors(before, masters(trainer))
 
 
 def test_a_bfloat16_step_that_a_guard_refuses_leaves_weights_masters_and_no_gradient():
     trainer = make_trainer(tiny_models.llama().bfloat16(), lr=0.01)
-    weights, masters = parameters(trainer.model), trainer.copy_weights()
+    weights, before = parameters(trainer.model), masters(trainer)
     rows = random_rows(3, vocab=tiny_models.VOCAB)
     broken = make_batch(*rows, advantages=[1.0] * (len(rows) - 1) + [math.inf])
     with pytest.raises(GuardError, match=f"sample 0 of prompt row {len(rows) - 1}"):
         trainer.step(broken, make_objective())
     assert same_tensors(weights, parameters(trainer.model))
-    assert same_tensors(masters, trainer.copy_weights())
+    assert same_tensors(before, masters(trainer))
     # what the refused step had summed up does not enter the next one
     other = make_trainer(tiny_models.llama().bfloat16(), lr=0.01)
     assert trainer.step(BATCH, make_objective()) == other.step(BATCH, make_objective())
@@ -117,7 +127,7 @@ def test_tied_bfloat16_weights_have_one_master_and_stay_tied():
     model = tiny_models.tied_llama().bfloat16()
     trainer = make_trainer(model, lr=0.01)
     trainer.step(BATCH, make_objective())
-    assert "lm_head.weight" not in trainer.copy_weights()
+    assert "lm_head.weight" not in masters(trainer)
     assert model.lm_head.weight.data_ptr() == model.model.embed_tokens.weight.data_ptr()
 
 

@@ -23,11 +23,31 @@ _ONLY_FOR = {
         "layout",
         "activation_checkpointing",
         "max_tokens_in_flight",
+        "num_processes",
     ),
     "threads": ("num_threads",),
+    "servers": (
+        "kind",
+        "addresses",
+        "num_servers",
+        "python",
+        "server_args",
+        "pause_mode",
+        "transfer_folder",
+        "transfer_changes_only",
+    ),
 }
 
-_MEAN_ERRORS = ("timeout_s", "request_timeout_s", "num_retries", "max_rounds")  # options that say when a run gives up
+# Options that say when a run gives up.
+_MEAN_ERRORS = (
+    "timeout_s",
+    "request_timeout_s",
+    "start_timeout_s",
+    "process_timeout_s",
+    "num_retries",
+    "max_restarts",
+    "max_rounds",
+)
 
 
 @dataclass(frozen=True)

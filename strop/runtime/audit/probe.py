@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -22,13 +23,16 @@ from strop.observe.console import QuietConsole
 from strop.observe.metrics_file import read_metrics
 from strop.rewards import Scorer, make_scorer
 from strop.rollout.seeds import mix_seed
+from strop.runtime.audit import engine_servers
 from strop.runtime.audit.outcome import Outcome
+from strop.runtime.audit.vllm_server import Spoil
 from strop.runtime.session import Session
 from strop.runtime.sft import sft
 from strop.runtime.train import opened, run
 from strop.trainers import merged
 from strop.types import Completion, Engine, GenerateRequest, GuardError, Prompt, Rollout, StepMetrics, StropError
 
+_PORT = re.compile(r"(?<=127\.0\.0\.1):\d+")  # another one in each run
 _ANSWERS = (("7", "7"), (" 7\n", "7"), ("7.4", "7"), ("x = 7", "7"), ("3", "7"), ("", "7"), (r"\boxed{7}", "7"))
 
 # Programs, with what they are to do, that take one thing more than others do.
@@ -43,11 +47,17 @@ _PROGRAMS = (
 _BROKEN_ENTRY = {"dataset": "chain_sum", "options": {}, "entry": {}}  # a dataset's own scorer fails on it
 
 
-def probe(config: TrainConfig, *, spoil: Callable[[Session], None] = lambda session: None) -> Outcome:
+def probe(
+    config: TrainConfig,
+    *,
+    spoil: Callable[[Session], None] = lambda session: None,
+    fault: Callable[[], Spoil] | None = None,
+) -> Outcome:
     """Run a config, whose folder is thrown away afterwards, with a sampler whose log-probabilities are a little off, as another
     engine's would be. An error that the run ends with is part of the outcome. `spoil` may break something of the session
-    before it begins."""
+    before it begins, `fault` may come between the engine and its servers."""
     before, kind = torch.zeros(0), ""
+    engine_servers.begin(fault)
 
     def work() -> None:
         nonlocal before, kind
@@ -61,7 +71,23 @@ def probe(config: TrainConfig, *, spoil: Callable[[Session], None] = lambda sess
             run(session)
 
     found = _watched(work)
-    return _read(config.folder, before, replace(found, others={**found.others, "model": kind}))
+    others = {**found.others, "model": kind, "servers": engine_servers.seen()}
+    return _read(config.folder, before, replace(found, others=others))
+
+
+def probe_lost_server(config: TrainConfig) -> Outcome:
+    """The same, with an engine's server that is lost on the way."""
+    return probe(config, fault=engine_servers.lost_once)
+
+
+def probe_absent_server(config: TrainConfig) -> Outcome:
+    """The same, with one that nobody reaches."""
+    return probe(config, fault=engine_servers.absent)
+
+
+def probe_hanging_server(config: TrainConfig) -> Outcome:
+    """The same, with one that never answers."""
+    return probe(config, fault=engine_servers.hanging)
 
 
 def probe_sft(config: SFTConfig) -> Outcome:
@@ -83,7 +109,7 @@ def _watched(work: Callable[[], object]) -> Outcome:
         try:
             work()
         except StropError as stopped:
-            error, is_guard = str(stopped), isinstance(stopped, GuardError)
+            error, is_guard = _PORT.sub("", str(stopped)), isinstance(stopped, GuardError)
     used = torch.get_num_threads()
     torch.set_num_threads(threads)
     return Outcome(others={"threads": used, "forward passes": shapes}, error=error, is_guard=is_guard)

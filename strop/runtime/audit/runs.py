@@ -14,8 +14,9 @@ from strop.runtime.audit.finding import Finding
 from strop.runtime.audit.here import why_not_here
 from strop.runtime.audit.outcome import Outcome
 from strop.runtime.audit.probe import probe_scorer
-from strop.runtime.audit.scenarios import SCENARIOS, SFT_SCENARIOS, Scenario
+from strop.runtime.audit.scenarios import SCENARIOS, SERVER_SCENARIOS, SFT_SCENARIOS, Scenario
 from strop.runtime.audit.small import LEARNING_RATES, Values, is_of_reward, made_small, with_varied_rewards, write_data
+from strop.runtime.audit.small_parts import engine_servers
 from strop.runtime.audit.variations import CAN_VARY, has_one_value, is_choice, other_values
 from strop.runtime.audit.workshop import function_of, supplied
 from strop.types import ConfigError, UserError
@@ -36,6 +37,8 @@ class Runs:
     def __init__(self, config: Config, folder: Path, server: str, made: dict[Any, Outcome] | None = None) -> None:
         self.config, self.folder, self.server, self.root = config, folder, server, type(config)
         self.scenarios = SFT_SCENARIOS if isinstance(config, SFTConfig) else SCENARIOS
+        if isinstance(config, TrainConfig) and config.engine.kind == "vllm":
+            self.scenarios = (self.scenarios[0], *SERVER_SCENARIOS, *self.scenarios[1:])
         self._made = {} if made is None else made
         self._given = self._small()
         self._idle = {
@@ -267,7 +270,7 @@ class Runs:
                 if not values:
                     return None
                 found[path] = values[0]
-        return found
+        return found | (engine_servers({f"{table}.kind": kind}, self.folder) if table == "engine" else {})
 
     def _with_varied_rewards(self, given: Values) -> Values:
         if self.root is not TrainConfig:
@@ -278,6 +281,8 @@ class Runs:
         """The config with an option changed; a table that becomes of another kind starts anew. Rewards come from the
         config's own scorer only where that is what is looked at."""
         given = self._given | scenario.overrides(tree.values(self.config), self.folder)
+        if path == "trainer.process_timeout_s":  # the only option that needs several processes
+            given["trainer.num_processes"] = min(self.config.trainer.num_processes, 2)
         for kind in (name for name in changed if self._kinds_of(name)):
             table = kind.removesuffix(".kind")
             given = {p: v for p, v in given.items() if p != table and not p.startswith(f"{table}.")}

@@ -18,6 +18,7 @@ from strop.observe.report import write_report
 from strop.runtime.best import kept_step
 from strop.runtime.models import has_finite_weights
 from strop.runtime.random_states import seeded
+from strop.runtime.rank import serve_if_asked
 from strop.runtime.resume import checkpoint_to_resume
 from strop.runtime.run_folder import RunFolder
 from strop.runtime.sft.resume import restore_sft, save_sft_checkpoint
@@ -60,15 +61,16 @@ def sft(
         UserError: something a user can mend; nothing was trained.
         GuardError: a loss or gradient was not finite; the model from before it is in the run folder.
     """
+    serve_if_asked(config.trainer)
     console, word = console or QuietConsole(), resume_word(resume)
     allowed = allowed_changes(SFTConfig, allow_change, resumes=word is not None)
     for _, table in walk(config):
         for warning in table.warnings():
             console.warn(warning)
     folder, overwrite = RunFolder(config.folder), config.run.overwrite
-    with folder.held(overwrite=overwrite, resume=word is not None), seeded(config.seed):
+    with folder.held(overwrite=overwrite, resume=word is not None), seeded(config.seed), ExitStack() as processes:
         which = checkpoint_to_resume(folder, word, overwrite=overwrite)
-        session = open_sft_session(config, console, folder)
+        session = open_sft_session(config, console, folder, processes)
         if which is not None:
             restore_sft(session, which, allowed)
         interrupts.check()
@@ -116,6 +118,11 @@ def _finish(session: SFTSession) -> None:
         everything.callback(session.writer.wait)
         everything.callback(_write_report, session)
         everything.callback(session.folder.drop_best_of_earlier_run)
+        if session.trainer.is_torn:
+            session.console.warn(
+                f"no model was written: a process was lost while weights were gathered after step {session.step}."
+            )
+            return
         if not has_finite_weights(session.loaded.model):
             session.console.warn(f"no model was written: the weights are not finite after step {session.step}.")
             return
@@ -126,7 +133,7 @@ def _finish(session: SFTSession) -> None:
 
 def _save_if_due(session: SFTSession) -> None:
     is_due = session.config.run.checkpoint_every_steps > 0 and session.writer.saved_step != session.step
-    if is_due and not session.is_within_step:
+    if is_due and not session.is_within_step and session.trainer.ranks.is_whole:
         save_sft_checkpoint(session)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeVar
@@ -14,6 +15,7 @@ from strop.data import Demonstration, PromptCursor, load_demonstrations, special
 from strop.engines import max_positions
 from strop.observe.console import Console
 from strop.runtime.models import LoadedModel, load_model, set_threads
+from strop.runtime.ranks import open_ranks
 from strop.runtime.run_folder import RunFolder
 from strop.runtime.session import warn_of_left_out
 from strop.runtime.sft.validation import Best, Validation
@@ -77,7 +79,7 @@ class SFTSession:
         self.step, self.cursor_state = step, cursor_state
         self.cursor.load_state(cursor_state)
         self.num_steps = step + _steps_left(self.config, len(self.demonstrations), step, self.rows_taken)
-        self.trainer.total_steps = self.num_steps
+        self.trainer.set_total_steps(self.num_steps)
 
 
 def _steps_left(config: SFTConfig, num_rows: int, step: int, rows_taken: int) -> int:
@@ -86,9 +88,9 @@ def _steps_left(config: SFTConfig, num_rows: int, step: int, rows_taken: int) ->
     return -(-(config.run.num_epochs * num_rows - rows_taken) // config.data.batch_size)
 
 
-def open_sft_session(config: SFTConfig, console: Console, folder: RunFolder) -> SFTSession:
-    """Load what the config names, and check its parts against one another."""
-    set_threads(config.trainer.num_threads)
+def open_sft_session(config: SFTConfig, console: Console, folder: RunFolder, processes: ExitStack) -> SFTSession:
+    """Load what the config names, and check its parts against one another. Other ranks of the trainer end with `processes`."""
+    set_threads(config.trainer.num_threads, num_processes=config.trainer.num_processes)
     check_peft(config.lora)
     loaded = load_model(config.model)
     interrupts.check()
@@ -109,7 +111,8 @@ def open_sft_session(config: SFTConfig, console: Console, folder: RunFolder) -> 
     _warn_of_ends(loaded, demonstrations, console)
     cursor = PromptCursor(len(demonstrations), seed=config.seed, shuffle=config.data.shuffle)
     attach_adapters(loaded.model, config.lora, seed=config.seed)
-    trainer = TorchTrainer(loaded.model, config.trainer, total_steps=num_steps)
+    ranks = processes.enter_context(open_ranks(config.trainer, device=loaded.model.device))
+    trainer = ranks.make(TorchTrainer, loaded.model, config.trainer, total_steps=num_steps)
     return SFTSession(
         config=config,
         console=console,

@@ -73,6 +73,7 @@ def _learn(session: SFTSession) -> dict[str, float]:
         console.advance(session.step)
         batch = demonstration_batch([session.demonstrations[row] for row in session.next_rows()])
         metrics = trainer.step(weighted(batch, session.config), LikelihoodObjective())
+        trainer.publish()
         session.step += 1
         session.cursor_state = session.cursor.state()
         console.advance(session.step)

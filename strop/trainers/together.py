@@ -1,0 +1,220 @@
+"""Several ranks over torch.distributed: rank 0 sends what is to be done, and all do it at the same time."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from strop.trainers.ranks import Ranks
+from strop.trainers.sharding import Within, shard, skeleton
+from strop.types import GuardError, ModelError, StepMetrics, StropError, merge_metrics
+
+T = TypeVar("T")
+Lost = Callable[[BaseException], BaseException]
+_FOR_EVER = timedelta(days=365)  # how long others wait for rank 0, which may be sampling
+
+
+class RefusedError(StropError):
+    """Rank 0 ended a method with an error; the other ranks go on with what comes next."""
+
+
+@dataclass(frozen=True)
+class _Make:
+    number: int
+    kind: Callable[..., Any]
+    skeleton: Any
+    device_type: str
+    args: tuple[Any, ...]
+    more: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class _Call:
+    number: int
+    name: str
+    args: tuple[Any, ...]
+    more: dict[str, Any]
+
+
+class TogetherRanks(Ranks):
+    """One of several ranks. The process group must be there.
+
+    Args:
+        timeout_s: how long this rank waits for another one within a method.
+        local_rank: which of its machine's devices is this rank's.
+        lost: called in rank 0 when the ranks are out of step, with the error that showed it; returns the one to raise, and
+            ends the others.
+    """
+
+    def __init__(self, *, timeout_s: float, local_rank: int, lost: Lost | None = None) -> None:
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        self._local_rank, self._lost = local_rank, lost
+        patience = timedelta(seconds=timeout_s) if self.is_first else _FOR_EVER
+        self._commands = dist.new_group(backend="gloo", timeout=patience)
+        self._learners: list[Any] = []
+        self._device = torch.device("cpu")
+        self._agreed: BaseException | None = None  # the last error that the others know of
+        self._is_within = not self.is_first  # a method that all ranks are in
+
+    # ---- what rank 0 sends ----
+
+    def _send(self, command: Any) -> None:
+        try:
+            pickle.dumps(command)
+        except Exception as error:  # what pickle raises of what it cannot take
+            raise ModelError(
+                f"trainer.num_processes must be 1 here: {command!r:.80} cannot be sent: {error}"
+            ) from error
+        dist.broadcast_object_list([command], src=0, group=self._commands)
+
+    def make(
+        self, kind: Callable[..., T], model: Any, *args: Any, here: dict[str, Any] | None = None, **more: Any
+    ) -> T:
+        self._device = next(model.parameters()).device
+
+        def work() -> T:
+            self._send(_Make(len(self._learners), kind, skeleton(model), self._device.type, args, more))
+            learner = kind(model, *args, ranks=self, **more, **(here or {}))
+            self._learners.append(learner)
+            return learner
+
+        return self._in_step(work)
+
+    def everywhere(self, method: Callable[..., T], learner: Any, args: tuple[Any, ...], more: dict[str, Any]) -> T:
+        if self._is_within:
+            return method(learner, *args, **more)
+
+        def work() -> T:
+            self._send(_Call(self._learners.index(learner), method.__name__, args, more))
+            return method(learner, *args, **more)
+
+        return self._in_step(work)
+
+    def _in_step(self, work: Callable[[], T]) -> T:
+        """Rank 0's part of what all do. After an error that the others did not have, nothing can be asked of them."""
+        if not self.is_whole:
+            raise StropError("a process of the trainer is lost; nothing can be asked of the others.")
+        self._is_within = True
+        try:
+            return work()
+        except BaseException as error:
+            if error is self._agreed or isinstance(error, GuardError):
+                raise
+            self.is_whole = False
+            found = error if self._lost is None else self._lost(error)
+            if found is error:
+                raise
+            raise found from error
+        finally:
+            self._is_within = False
+
+    def end(self) -> None:
+        """Let the others go; rank 0 alone."""
+        if self.is_whole:
+            self.is_whole = False
+            with suppress(RuntimeError):  # one that is gone already
+                dist.broadcast_object_list([None], src=0, group=self._commands)
+
+    # ---- what the others do with it ----
+
+    def serve(self) -> None:
+        """Do what rank 0 asks for until it lets go."""
+        while True:
+            found: list[Any] = [None]
+            dist.broadcast_object_list(found, src=0, group=self._commands)
+            (command,) = found
+            if command is None:
+                return
+            try:
+                self._do(command)
+            except (GuardError, RefusedError):
+                continue
+
+    def _do(self, command: _Make | _Call) -> None:
+        if isinstance(command, _Call):
+            getattr(self._learners[command.number], command.name)(*command.args, **command.more)
+            return
+        index = self._local_rank if command.device_type == "cuda" else None
+        self._device = torch.device(command.device_type, index)
+        if index is not None:  # not run in this project's CI
+            torch.cuda.set_device(index)
+        self._learners.append(command.kind(command.skeleton, *command.args, ranks=self, **command.more))
+
+    # ---- what all do together ----
+
+    def place(self, model: Any) -> tuple[Any, Within]:
+        return self._placed(model, skeleton(model))
+
+    def frozen(self, model: Any) -> tuple[Any, Within]:
+        return self._placed(model, skeleton(model).requires_grad_(False))
+
+    def _placed(self, model: Any, bare: Any) -> tuple[Any, Within]:
+        mesh = dist.init_device_mesh(self._device.type, (self.size,))
+
+        def send(tensor: Tensor) -> None:
+            dist.broadcast(tensor, src=0)
+
+        return shard(bare, mesh, self._device, send, whole=model if self.is_first else None)
+
+    @torch.no_grad()
+    def publish(self, learning: Any, model: Any) -> None:
+        whole = dict(model.named_parameters())
+        for name, parameter in learning.named_parameters():
+            if parameter.requires_grad:
+                values = self.full(parameter)
+                if self.is_first:
+                    whole[name].copy_(values)
+
+    def first(self, work: Callable[[], T]) -> T | None:
+        error: Exception | None = None
+        found: T | None = None
+        if self.is_first:
+            try:
+                found = work()
+            except Exception as raised:  # noqa: BLE001 - raised again as soon as the others know
+                error = raised
+        outcome = [error is None]
+        dist.broadcast_object_list(outcome, src=0, group=self._commands)
+        if error is not None:
+            self._agreed = error
+            raise error
+        if not outcome[0]:
+            raise RefusedError("rank 0 ended the method with an error.")
+        return found
+
+    def told(self, value: T) -> T:
+        values = [value]
+        dist.broadcast_object_list(values, src=0, group=self._commands)
+        return values[0]
+
+    def collected(self, value: T) -> list[T]:
+        values: list[Any] = [None] * self.size
+        dist.all_gather_object(values, value)
+        return values
+
+    def summed(self, numbers: Tensor) -> Tensor:
+        dist.all_reduce(numbers)
+        return numbers
+
+    def full(self, tensor: Tensor) -> Tensor:
+        return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+    @torch.no_grad()
+    def fill(self, tensor: Tensor, values: Tensor | None) -> None:
+        assert isinstance(tensor, DTensor)
+        whole = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+        if values is not None:
+            whole.copy_(values)
+        tensor.copy_(distribute_tensor(whole, tensor.device_mesh, tensor.placements))
+
+    def merged(self, metrics: StepMetrics) -> StepMetrics:
+        return merge_metrics(self.collected(metrics))
