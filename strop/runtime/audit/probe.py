@@ -162,7 +162,7 @@ def probe_scorer(config: TrainConfig) -> Outcome:
 def _scores(reward: RewardOptions) -> list[Any]:
     scores: list[Any] = []
     scorer = make_scorer(reward)
-    for sample, (text, label) in enumerate(_ANSWERS + _PROGRAMS if reward.kind == "code" else _ANSWERS):
+    for sample, (text, label) in enumerate(_PROGRAMS if reward.kind == "code" else _ANSWERS):
         prompt = Prompt(row=sample, tokens=(2,), text="", label=label, metadata=_BROKEN_ENTRY)
         rollout = Rollout(prompt, 0, sample, (2, 3), (False, True), (0.0, -1.0), (-1, 0), "stop", text=text)
         scores.append(_scored(scorer, rollout))

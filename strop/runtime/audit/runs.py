@@ -97,7 +97,7 @@ class Runs:
     def _examine_values(self, found: Finding, allowed: list[_Trial]) -> Finding:
         """The first value that moves something."""
         path, error = found.path, ""
-        for scenario, trial in product(self.scenarios, allowed):
+        for scenario, trial in product(self._in_order(path), allowed):
             before, after = self._pair(scenario, path, trial)
             if before is None or after is None:
                 continue
@@ -111,11 +111,17 @@ class Runs:
             return replace(found, verdict="not tried", reason=why)
         return self._unmoved(found)
 
+    def _in_order(self, path: str) -> list[Scenario]:
+        """Scenarios, those without a whole run first for what scores by a process for each sample."""
+        kind = tree.values(self.config).get(f"{path.rpartition('.')[0]}.kind")
+        is_slow = is_of_reward(path) and kind == "code" and not path.endswith(".kind")
+        return sorted(self.scenarios, key=lambda scenario: is_slow and scenario.run is not probe_scorer)
+
     def _examine_choices(self, found: Finding, own: _Trial, allowed: list[_Trial]) -> Finding:
         """Every choice must differ from every other one somewhere."""
         path = found.path
         groups, acting = [[own, *allowed]], None
-        for scenario in self.scenarios:
+        for scenario in self._in_order(path):
             split = [part for group in groups for part in self._split(scenario, path, group)]
             if acting is None and own in split[0] and len(split[0]) < len(groups[0]):
                 other = next(trial for trial in groups[0] if trial not in split[0])
