@@ -109,7 +109,7 @@ def problems_beside(config: TrainConfig) -> Iterator[Problem]:
         yield Problem(
             "reward.kind",
             "must not be none without distillation.alone = true and a teacher, got none: there would be nothing to learn from, "
-            "and nothing to evaluate. Use exact, number, math, dataset or function.",
+            "and nothing to evaluate. Use exact, number, math, code, dataset or function.",
         )
     for name, own in config.eval.all_sets.items() if config.reward.kind == "none" else ():
         if own.reward is None:

@@ -141,7 +141,7 @@ def _rewards(config: TrainConfig) -> Iterator[Problem]:
         yield Problem(
             "reward.kind",
             f"must not be dataset with data.kind = {config.data.kind}: that source has no scorer of its own. "
-            "Use exact, number, math or function.",
+            "Use exact, number, math, code or function.",
         )
     for name, own in config.eval.all_sets.items():
         if own.data.kind == "reasoning_gym" or (own.reward or config.reward).kind != "dataset":
