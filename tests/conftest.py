@@ -8,6 +8,8 @@ import pytest
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--gpus", type=int, default=None, help="run only the tests that need exactly so many GPUs")
+    parser.addoption("--vllm", default=None, help="Python of an environment with vLLM: run the tests against it")
+    parser.addoption("--vllm-model", default=None, help="model folder for these; a small one is made without it")
 
 
 def gpus_needed(item: pytest.Item) -> int:

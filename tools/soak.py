@@ -1,4 +1,5 @@
-"""A soak test: many steps of the quickstart while the run is killed, and its disk filled, again and again.
+"""A soak test: many steps of the quickstart while the run, and what scores for it, is killed, its disk filled and its scorer
+slow or stuck, again and again.
 
 python tools/soak.py [--steps 300] [--faults 40] [--seed N]
 
@@ -20,14 +21,29 @@ import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TextIO
 
 ROOT = Path(__file__).parents[1]
 KILLS = ("start", "sample", "score", "train", "checkpoint")  # where a process is killed; at the start by time alone
+SCORER_FAULTS = ("worker", "slow", "stuck")  # its process is killed; its calls take long; one call never ends
+# The quickstart's exact match as a reward function, in workers; a variable of the environment says what ails it.
+SCORER = """
+import os, time
+
+AILMENT = os.environ.get("SOAK_SCORER")
+
+def score(rollout):
+    if AILMENT == "slow" and rollout.sample == 0:
+        time.sleep(0.02)
+    if AILMENT == "stuck" and int.from_bytes(os.urandom(2)) % 1000 == 0:
+        time.sleep(1e6)
+    return float(rollout.text == rollout.prompt.label and rollout.finish_reason == "stop")
+"""
+SLOW_STEPS = 5  # of a run with a slow scorer, which is killed then
 _PAGE = resource.getpagesize()
 
 
@@ -38,11 +54,13 @@ class Account:
     faults: Counter[str] = field(default_factory=Counter)
     num_processes: int = 0
     steps_lost: list[int] = field(default_factory=list)  # made, and not in a checkpoint when a fault came
+    num_orphans: int = 0  # processes of a scorer that outlived their run
     rss_bytes: list[int] = field(default_factory=list)  # after each step of the last process
 
 
-def train_in_fork(config: object, out: TextIO, *, max_file_bytes: int | None) -> None:
+def train_in_fork(config: object, out: TextIO, *, max_file_bytes: int | None, ailment: str = "") -> None:
     """In a process of its own: go on with a run, saying every phase and step. Never returns."""
+    os.environ["SOAK_SCORER"] = ailment
     import strop
     from strop.observe.console import QuietConsole
 
@@ -85,19 +103,20 @@ def load_libraries(config: object) -> None:
 
 
 def attempt(
-    config: object, account: Account, *, kill: str | None, rng: random.Random, max_file_bytes: int | None = None
+    config: object, account: Account, *, fault: str | None, rng: random.Random, max_file_bytes: int | None = None
 ) -> int:
-    """Go on with a run in a forked process, which is killed in the named phase; returns its exit code, -9 where it was."""
+    """Go on with a run in a forked process, which meets a fault: it is killed in the named phase, or its scorer ails; returns
+    its exit code, -9 where it was killed."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(reader)
-        train_in_fork(config, os.fdopen(writer, "w"), max_file_bytes=max_file_bytes)
+        train_in_fork(config, os.fdopen(writer, "w"), max_file_bytes=max_file_bytes, ailment=fault or "")
     os.close(writer)
     account.num_processes += 1
     account.rss_bytes.clear()
-    left = rng.randint(1, 3)
-    if kill == "start":
+    left, workers = rng.randint(1, 3), set[int]()
+    if fault == "start":
         time.sleep(rng.uniform(0, 0.4))
         os.kill(child, signal.SIGKILL)
     with os.fdopen(reader) as lines:
@@ -105,12 +124,45 @@ def attempt(
             words = line.split()
             if words[0] == "step":
                 account.rss_bytes.append(int(words[2]))
-            elif words[0] == kill:
+                if fault == "slow" and len(account.rss_bytes) == SLOW_STEPS:
+                    os.kill(child, signal.SIGKILL)
+            elif words[0] == ("score" if fault == "worker" else fault):
                 left -= 1
                 if left == 0:
                     time.sleep(rng.uniform(0, 0.02))  # into the phase, or past it
-                    os.kill(child, signal.SIGKILL)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+                    now = _children(child)
+                    workers |= now
+                    for process in now if fault == "worker" else (child,):
+                        with suppress(ProcessLookupError):
+                            os.kill(process, signal.SIGKILL)
+            workers |= _children(child)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    account.num_orphans += _num_left(workers)
+    return code
+
+
+def _children(process: int) -> set[int]:
+    found = set[int]()
+    with suppress(OSError):
+        for task in os.listdir(f"/proc/{process}/task"):
+            found |= set(map(int, Path(f"/proc/{process}/task/{task}/children").read_text().split()))
+    return found
+
+
+def _num_left(processes: set[int]) -> int:
+    """Those that still run a while later."""
+    until = time.monotonic() + 5
+    while processes and time.monotonic() < until:
+        processes = {number for number in processes if _is_running(number)}
+        time.sleep(0.01)
+    return len(processes)
+
+
+def _is_running(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def torment(
@@ -120,6 +172,7 @@ def torment(
     num_faults: int,
     rng: random.Random,
     max_file_bytes: int | None = None,
+    faults: Sequence[str] = KILLS,
     watch: Callable[[Account], None] = lambda account: None,
 ) -> Account:
     """Begin a run and go on with it until it is done, with faults on the way.
@@ -127,24 +180,27 @@ def torment(
     Args:
         config: of the run; it must write checkpoints.
         folder: of the run.
-        num_faults: how many processes are killed or find the disk full.
+        num_faults: how many processes are killed, find the disk full, or have a scorer that ails.
         rng: says where and when.
         max_file_bytes: with it, every sixth fault is a disk too full for a file of this size.
+        faults: of which each time one is drawn that has not been for longest.
         watch: called after each fault.
 
     Raises:
         RuntimeError: a checkpoint is damaged, or an undisturbed process did not end well.
     """
-    account = Account()
+    account, cards = Account(), list[str]()
     load_libraries(config)
     for number in range(num_faults):
         is_full = max_file_bytes is not None and number % 6 == 5
-        kill = None if is_full else rng.choice(KILLS)
-        code = attempt(config, account, kill=kill, rng=rng, max_file_bytes=max_file_bytes if is_full else None)
-        account.faults["full disk" if is_full else f"kill -9: {kill}"] += code != 0
+        cards = cards or rng.sample(faults, len(faults))
+        fault = None if is_full else cards.pop()
+        code = attempt(config, account, fault=fault, rng=rng, max_file_bytes=max_file_bytes if is_full else None)
+        name = f"scorer: {fault}" if fault in SCORER_FAULTS else f"kill -9: {fault}"
+        account.faults["full disk" if is_full else name] += code != 0
         _check_checkpoints(folder, account)
         watch(account)
-    code = attempt(config, account, kill=None, rng=rng)
+    code = attempt(config, account, fault=None, rng=rng)
     if code:
         raise RuntimeError(f"the run did not end after the last fault: exit code {code}")
     return account
@@ -227,16 +283,22 @@ def soak(folder: Path, *, steps: int, num_faults: int, seed: int) -> int:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     model = quickstart(folder)
+    (folder / "scorer.py").write_text(SCORER)
 
     def config(name: str) -> object:
         options = {"model.path": str(model), "data.path": str(folder / "train.jsonl"), "trainer.num_threads": 1}
         options |= {"eval.data.path": str(folder / "held_out.jsonl"), "eval.every_steps": 50}
+        options |= {
+            "reward.kind": "function",
+            "reward.function": f"{folder / 'scorer.py'}:score",
+            "reward.timeout_s": 2,
+        }
         options |= {"run.folder": str(folder / name), "run.num_steps": steps, "run.checkpoint_every_steps": 2}
         return strop.load_config(ROOT / "examples/quickstart/cispo.toml", options)
 
     load_libraries(config("calm"))
     calm, start = Account(), time.perf_counter()
-    if attempt(config("calm"), calm, kill=None, rng=random.Random(0)):
+    if attempt(config("calm"), calm, fault=None, rng=random.Random(0)):
         print("the undisturbed run failed")
         return 1
     print(f"undisturbed: {steps} steps in {time.perf_counter() - start:.0f} s", flush=True)
@@ -245,19 +307,25 @@ def soak(folder: Path, *, steps: int, num_faults: int, seed: int) -> int:
     start = time.perf_counter()
     full = (folder / "calm/model/model.safetensors").stat().st_size
     account = torment(
-        config("tormented"), folder / "tormented", num_faults=num_faults, rng=random.Random(seed), max_file_bytes=full
+        config("tormented"),
+        folder / "tormented",
+        num_faults=num_faults,
+        rng=random.Random(seed),
+        max_file_bytes=full,
+        faults=KILLS + SCORER_FAULTS,
     )
     print(f"tormented: {account.num_processes} processes in {time.perf_counter() - start:.0f} s")
     for what, count in sorted(account.faults.items()):
         print(f"  {what}: {count}")
     lost = account.steps_lost
     print(f"  steps made again after a fault: {statistics.mean(lost):.1f} on average, at most {max(lost)}")
+    print(f"  processes of a scorer that outlived their run: {account.num_orphans}")
     found = differences(folder / "calm", folder / "tormented")
     print("rewards, all other metrics and weights: " + ("the same" if not found else f"DIFFER: {', '.join(found[:9])}"))
     is_flat = late < 1.05 * early
     if not is_flat:
         print("memory GREW by more than 5 %")
-    return 1 if found or not is_flat else 0
+    return 1 if found or account.num_orphans or not is_flat else 0
 
 
 if __name__ == "__main__":

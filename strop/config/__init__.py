@@ -1,11 +1,13 @@
 """Options: one typed tree per command, loaded from TOML and overrides, checked before any model is touched. No torch."""
 
+from strop.config.addresses import is_address
 from strop.config.advantage import GroupAdvantageOptions
 from strop.config.algorithm import AlgorithmOptions, KLOptions
 from strop.config.base import Options
 from strop.config.critic import CriticOptions
 from strop.config.data import DataOptions, DemonstrationOptions, JSONLOptions, ParquetOptions, ReasoningGymOptions
-from strop.config.distillation import DistillationOptions, is_address
+from strop.config.distillation import DistillationOptions
+from strop.config.engine import EngineOptions, TorchEngineOptions, VLLMEngineOptions
 from strop.config.evaluation import EvalOptions, EvalSetOptions
 from strop.config.filtering import CurriculumOptions, FilterOptions, LengthPenaltyOptions
 from strop.config.guards import GuardOptions
@@ -21,7 +23,6 @@ from strop.config.training import (
     AdamWOptions,
     ModelOptions,
     RunOptions,
-    TorchEngineOptions,
     TorchTrainerOptions,
 )
 
@@ -35,6 +36,7 @@ __all__ = [
     "DataOptions",
     "DemonstrationOptions",
     "DistillationOptions",
+    "EngineOptions",
     "EvalOptions",
     "EvalSetOptions",
     "FilterOptions",
@@ -57,6 +59,7 @@ __all__ = [
     "TorchEngineOptions",
     "TorchTrainerOptions",
     "TrainConfig",
+    "VLLMEngineOptions",
     "ValidationOptions",
     "is_address",
     "load_config",

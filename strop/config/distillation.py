@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal
-from urllib.parse import urlsplit
 
 from pydantic import Field
 
+from strop.config.addresses import is_address, is_host_and_port
 from strop.config.base import Derived, Idle, Options, Problem
 
 if TYPE_CHECKING:
@@ -16,11 +16,6 @@ if TYPE_CHECKING:
 
 
 _HOST_AND_PORT = re.compile(r"(localhost|[\w-]+(\.[\w-]+)+):\d+")
-
-
-def is_address(place: str) -> bool:
-    """True for the address of an engine, false for a model folder or name."""
-    return place.lower().startswith(("http://", "https://"))
 
 
 class DistillationOptions(Options):
@@ -86,7 +81,7 @@ class DistillationOptions(Options):
                 yield Problem(key, f"must begin with http:// where it is the address of a server, got {place}.")
             elif not place.strip():
                 yield Problem(key, f"must be a model folder, a name or http://host:port, got {place!r}.")
-            elif is_address(place) and not _is_host_and_port(place):
+            elif is_address(place) and not is_host_and_port(place):
                 yield Problem(
                     key,
                     f"must be http://host:port with a port up to 65535 and without a path, got {place}. strop adds "
@@ -107,19 +102,6 @@ class DistillationOptions(Options):
                 yield Idle(name, "is only used when a teacher is a model folder")
 
 
-def _is_host_and_port(address: str) -> bool:
-    try:
-        parts = urlsplit(address)
-        return (
-            bool(parts.hostname)
-            and not parts.username
-            and parts.port != 0
-            and not (parts.path.strip("/") or parts.query or parts.fragment)
-        )
-    except ValueError:  # a port that is no number
-        return False
-
-
 def problems_beside(config: TrainConfig) -> Iterator[Problem]:
     """Rules that span distillation and other tables of the config."""
     options, algorithm = config.distillation, config.algorithm
@@ -127,7 +109,7 @@ def problems_beside(config: TrainConfig) -> Iterator[Problem]:
         yield Problem(
             "reward.kind",
             "must not be none without distillation.alone = true and a teacher, got none: there would be nothing to learn from, "
-            "and nothing to evaluate. Use exact, number, math, dataset or function.",
+            "and nothing to evaluate. Use exact, number, math, code, dataset or function.",
         )
     for name, own in config.eval.all_sets.items() if config.reward.kind == "none" else ():
         if own.reward is None:

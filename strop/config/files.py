@@ -72,6 +72,18 @@ def _recorded(config: RootConfig) -> Iterator[str]:
     folder = config.rollout.from_folder if isinstance(config, TrainConfig) else None
     if folder is not None and not Path(folder).is_dir():
         yield f"rollout.from_folder must be a folder of rollouts, got {folder}: there is no such folder. {_relative_to(folder)}"
+    elif folder is not None and _is_written_by(config, Path(folder)):
+        yield (
+            f"rollout.from_folder must lie outside of what the run writes, got {folder} with run.folder = {config.folder}. "
+            "Name another run.folder."
+        )
+
+
+def _is_written_by(config: RootConfig, folder: Path) -> bool:
+    """Would the run replace what it is to learn from?"""
+    run = config.folder.resolve()
+    read = (folder / "rollouts" if (folder / "rollouts").is_dir() else folder).resolve()
+    return any(read.is_relative_to(run / name) for name in ("rollouts", "guards"))
 
 
 def _lengths(config: RootConfig, trains: bool) -> Iterator[str]:

@@ -15,6 +15,7 @@ from strop.config.base import Derived, Idle, Options, Problem
 from strop.config.critic import CriticOptions
 from strop.config.data import DataOptions, DemonstrationOptions
 from strop.config.distillation import DistillationOptions
+from strop.config.engine import EngineOptions, TorchEngineOptions
 from strop.config.evaluation import EvalOptions
 from strop.config.filtering import (
     CurriculumOptions,
@@ -31,7 +32,6 @@ from strop.config.training import (
     ModelOptions,
     SFTRunOptions,
     SFTTrainerOptions,
-    TorchEngineOptions,
     TorchTrainerOptions,
     TrainRunOptions,
 )
@@ -91,7 +91,7 @@ class TrainConfig(RootConfig):
     trainer: TorchTrainerOptions = TorchTrainerOptions()
     lora: LoraOptions = LoraOptions()
     critic: CriticOptions = CriticOptions()
-    engine: TorchEngineOptions = TorchEngineOptions()
+    engine: EngineOptions = TorchEngineOptions()
     eval: EvalOptions = EvalOptions()
     guards: GuardOptions = GuardOptions()
     run: TrainRunOptions = TrainRunOptions()

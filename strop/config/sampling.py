@@ -153,6 +153,37 @@ class MathRewardOptions(Options):
     kind: Literal["math"] = "math"
 
 
+class CodeRewardOptions(Options):
+    """1 if the Python program in the response passes the tests of the label, else 0."""
+
+    kind: Literal["code"] = "code"
+    score: Literal["all", "fraction"] = Field(
+        default="all", description="1 only where all tests are passed, or the share of them that is."
+    )
+    isolation: Literal["full", "limits"] = Field(
+        default="full",
+        description="full: programs reach none of your files and processes, and where the system cannot keep them from those "
+        "the run does not begin; limits: they have the limits below alone, and no network where the system allows it.",
+    )
+    timeout_s: float = Field(default=10.0, ge=0.01, description="Seconds that each test may take.")
+    memory_limit_mb: int = Field(
+        default=512, ge=64, description="Megabytes of address space that each process of a program may have."
+    )
+    max_processes: int = Field(
+        default=32, ge=1, description="Processes and threads that a program may have at the same time (Linux)."
+    )
+    file_limit_mb: int = Field(
+        default=16,
+        ge=1,
+        description="Megabytes of each file that a program writes, and of what it prints; where the system allows it, of all "
+        "files together.",
+    )
+
+    def idle(self) -> Iterator[Idle]:
+        if sys.platform != "linux":
+            yield Idle("max_processes", "cannot act on this system: strop counts processes on Linux alone")
+
+
 class DatasetRewardOptions(Options):
     """The score of the dataset's own scorer (reasoning-gym)."""
 
@@ -214,6 +245,7 @@ RewardOptions = Annotated[
     ExactRewardOptions
     | NumberRewardOptions
     | MathRewardOptions
+    | CodeRewardOptions
     | DatasetRewardOptions
     | FunctionRewardOptions
     | SlimeRewardOptions

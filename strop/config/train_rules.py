@@ -10,6 +10,7 @@ from strop.config import distillation
 from strop.config.advantage import NEEDS_GROUP, TAKES_TOKEN_REWARDS
 from strop.config.base import Derived, Idle, Problem
 from strop.config.critic import CriticOptions
+from strop.config.engine import VLLM_HOTTEST
 from strop.config.filtering import PerTokenPenaltyOptions, SoftOverlongOptions
 from strop.config.sampling import rewarded_per
 from strop.config.training import AdamWOptions, ModelOptions, TorchTrainerOptions
@@ -27,7 +28,26 @@ def problems(config: TrainConfig) -> Iterator[Problem]:
     yield from _adapters(config)
     yield from distillation.problems_beside(config)
     yield from _guards(config)
+    yield from _engine(config)
     yield from processes_fit(config.trainer, config.model)
+
+
+def _engine(config: TrainConfig) -> Iterator[Problem]:
+    if config.engine.kind != "vllm":
+        return
+    if config.lora.is_on:
+        yield Problem(
+            "lora.rank",
+            f"must be none with engine.kind = vllm, got {config.lora.rank}: servers are given whole weights, and adapters are "
+            "not added to them yet.",
+        )
+    asked = {f"eval.{f'sets.{name}.' if name else ''}": own.temperature for name, own in config.eval.all_sets.items()}
+    for table, temperature in {"rollout.": config.rollout.temperature, **asked}.items():
+        if temperature is not None and temperature > VLLM_HOTTEST:
+            yield Problem(
+                f"{table}temperature",
+                f"must be at most {VLLM_HOTTEST:g} with engine.kind = vllm, got {temperature:g}: its servers take no other.",
+            )
 
 
 def _guards(config: TrainConfig) -> Iterator[Problem]:
@@ -121,7 +141,7 @@ def _rewards(config: TrainConfig) -> Iterator[Problem]:
         yield Problem(
             "reward.kind",
             f"must not be dataset with data.kind = {config.data.kind}: that source has no scorer of its own. "
-            "Use exact, number, math or function.",
+            "Use exact, number, math, code or function.",
         )
     for name, own in config.eval.all_sets.items():
         if own.data.kind == "reasoning_gym" or (own.reward or config.reward).kind != "dataset":

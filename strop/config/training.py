@@ -1,4 +1,4 @@
-"""Options of the model, the engine, the trainer and the run folder."""
+"""Options of the model, the trainer and the run folder."""
 
 from __future__ import annotations
 
@@ -21,15 +21,6 @@ class ModelOptions(Options):
     )
     device: str = Field(default="auto", description="auto (a GPU if there is one), cpu, cuda, cuda:1, ...")
     trust_remote_code: bool = Field(default=False, description="Run code that comes with the model folder.")
-
-
-class TorchEngineOptions(Options):
-    """Samples in this process, from the trainer's own weights."""
-
-    kind: Literal["torch"] = "torch"
-    max_sequences: int = Field(
-        default=64, ge=1, le=65536, description="Sequences sampled at the same time; the others wait for a free slot."
-    )
 
 
 class AdamWOptions(Options):

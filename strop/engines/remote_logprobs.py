@@ -71,7 +71,11 @@ class RemoteLogprobs:
             "prompt_logprobs": 1,  # the likeliest token, and the one that stands there
             "add_special_tokens": False,
         }
-        return self._ask("/v1/completions", asked, lambda answer: _prompt_logprobs(answer, tokens))
+
+        def read(answer: Any) -> list[float]:
+            return read_prompt_logprobs(answer["choices"][0]["prompt_logprobs"], tokens)
+
+        return self._ask("/v1/completions", asked, read)
 
     def _ask(self, path: str, body: dict[str, Any] | None, read: Callable[[Any], T]) -> T:
         """What `read` makes of the answer; faults that may pass are given time to."""
@@ -136,19 +140,22 @@ def _text_of(answer: Any) -> str:
     return str(answer["prompt"])
 
 
-def _prompt_logprobs(answer: Any, tokens: Sequence[int]) -> list[float]:
-    """The log-probability of each token that was sent: an entry holds it beside that of the likeliest one."""
-    entries = answer["choices"][0]["prompt_logprobs"]
+def read_prompt_logprobs(entries: Any, tokens: Sequence[int]) -> list[float]:
+    """The log-probability of each token that was sent: an entry holds it, perhaps beside that of the likeliest one."""
     found = [float(entry[str(token)]["logprob"]) for entry, token in zip(entries[1:], tokens[1:], strict=True)]
     return [0.0, *(-math.inf if number <= _IMPOSSIBLE else number for number in found)][: len(tokens)]
 
 
 def _reason(error: urllib.error.HTTPError) -> str:
     """What the server says of a request that it did not answer."""
-    text = error.read(2000).decode(errors="replace")
+    return message_in(error.read(2000).decode(errors="replace")) or str(error.reason)
+
+
+def message_in(text: str) -> str:
+    """The words of the body of a refusal: those of its message where it is in vLLM's form, else all of it."""
     try:
         said = json.loads(text)
         said = said.get("error", said)
         return str(said["message"] if isinstance(said, dict) else said)
     except (ValueError, KeyError, AttributeError):
-        return text or str(error.reason)
+        return text

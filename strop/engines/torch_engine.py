@@ -13,11 +13,12 @@ from torch import Tensor
 
 from strop.engines.choose import choose_decoder
 from strop.engines.decoders import Decoder, max_positions
+from strop.engines.fit import check_weights, to_read_twice
 from strop.engines.slots import Slots
 from strop.types import (
     Completion,
     GenerateRequest,
-    ModelError,
+    StepMetrics,
     StropError,
     UserError,
     model_failure,
@@ -93,21 +94,22 @@ class TorchEngine:
         logits = self.model(input_ids=ids, use_cache=False).logits[0, :-1].float()
         return [0.0, *logits.log_softmax(-1).gather(-1, ids[0, 1:, None]).squeeze(-1).tolist()]
 
-    async def update_weights(self, weights: Iterable[tuple[str, Tensor]], policy_version: int) -> None:
-        """Take weights by name. Tensors that are this model's own are only counted; a tied head follows its embedding."""
-        weights = list(weights) if iter(weights) is weights else weights  # looked at twice: checked, then copied
-        own, given = dict(self.model.named_parameters()), {name: tensor.shape for name, tensor in weights}
-        missing, unexpected = sorted(set(own) - set(given)), sorted(set(given) - set(own))
-        if missing or unexpected:
-            raise ModelError(f"weights do not fit the engine's model: missing {missing}, unexpected {unexpected}.")
-        wrong = [f"{n} {tuple(given[n])} for {tuple(p.shape)}" for n, p in own.items() if given[n] != p.shape]
-        if wrong:
-            raise ModelError(f"weights do not fit the engine's model: shapes {', '.join(wrong)}.")
+    async def update_weights(self, weights: Iterable[tuple[str, Tensor]], policy_version: int) -> StepMetrics:
+        """Take weights by name. Tensors that are this model's own are only counted; a tied head follows its embedding.
+
+        Raises:
+            ModelError: they are not those of the model, which keeps what it has.
+        """
+        weights = to_read_twice(weights)
+        own = dict(self.model.named_parameters())
+        given = {name: tuple(tensor.shape) for name, tensor in weights}
+        check_weights(given, {name: tuple(p.shape) for name, p in own.items()}, of="the engine's model")
         with torch.no_grad():
             for name, tensor in weights:
                 if own[name].data_ptr() != tensor.data_ptr():
                     own[name].copy_(tensor)
         self.policy_version = policy_version
+        return {}
 
     async def close(self) -> None:
         """End what is in flight."""

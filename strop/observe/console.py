@@ -140,6 +140,8 @@ _COLUMNS = (
     ("entropy", "entropy", ".3f"),
     ("clip", "clip_fraction", ".1%"),
     ("grad", "grad_norm", ".3f"),
+    ("vloss", "value_loss", ".4f"),
+    ("vgrad", "critic_grad_norm", ".3f"),
     ("gap", "logprob_gap", ".0e"),
     ("tok/s", "tokens_per_second", ",.0f"),
 )
@@ -149,6 +151,7 @@ _COUNTS = (  # shown where there are any
     ("timeouts", "reward/num_timeouts"),
     ("crashes", "reward/num_crashes"),
     ("out of memory", "reward/num_out_of_memory"),
+    ("too many processes", "reward/num_too_many_processes"),
     ("left out", "reward/num_excluded"),
     ("groups of one", "groups_of_one"),
     ("rounds", "rounds"),
@@ -159,4 +162,4 @@ _COUNTS = (  # shown where there are any
     ("taken back", "guard/rollbacks"),
 )
 _LIVE = ("reward", "reverse_kl", "nll", "validation/loss", "tokens_per_second")  # beside the bar
-_PHASES = ("sample", "score", "logprobs", "teacher", "train", "eval", "validation", "checkpoint")
+_PHASES = ("sample", "score", "logprobs", "teacher", "train", "weights", "eval", "validation", "checkpoint")

@@ -23,12 +23,12 @@ def read_metrics(path: Path) -> list[dict[str, float]]:
     if not path.exists():
         return []
     rows = []
-    for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True):
         try:
             row = dict(json.loads(line)) if line.endswith("\n") else {}
-        except (ValueError, TypeError):
+        except (ValueError, TypeError, RecursionError):
             continue
-        if "step" in row:
+        if isinstance(row.get("step"), int):
             rows.append({name: math.nan if value is None else value for name, value in row.items()})
     return rows
 

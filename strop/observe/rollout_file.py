@@ -111,7 +111,7 @@ def read_rollouts(path: Path) -> list[Rollout]:
 def _read_line(path: Path, number: int, line: str) -> Rollout:
     try:
         row = dict(json.loads(line))
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise DataError(f"{path}:{number}: the line must be a JSON object, got {line[:40]!r}: {error}.") from error
     if "reward" in row and "tokens" not in row:
         raise DataError(

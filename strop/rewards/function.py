@@ -94,8 +94,8 @@ def _load_module(source: str, spec: str, option: str) -> ModuleType:
                 f"{Path.cwd()} or among the installed packages."
             ) from error
         raise RewardError(f"{option} = {spec!r}: importing {source} failed, {error}") from error
-    except Exception as error:
-        raise RewardError(f"{option} = {spec!r}: importing {source} failed, {type(error).__name__}: {error}") from error
+    except (Exception, SystemExit) as error:
+        raise RewardError(f"{option} = {spec!r}: importing {source} failed, {_why(error)}") from error
 
 
 def _load_file(path: Path, spec: str, option: str) -> ModuleType:
@@ -113,10 +113,16 @@ def _load_file(path: Path, spec: str, option: str) -> ModuleType:
     sys.modules[name] = module  # dataclasses and pickle look a module up by its name
     try:
         found.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         del sys.modules[name]
-        raise RewardError(f"{option} = {spec!r}: {path} failed, {type(error).__name__}: {error}") from error
+        raise RewardError(f"{option} = {spec!r}: {path} failed, {_why(error)}") from error
     return module
+
+
+def _why(error: BaseException) -> str:
+    if isinstance(error, SystemExit):
+        return f"it ended the process: {error!r}"
+    return f"{type(error).__name__}: {error}"
 
 
 def _make_importable(folder: Path) -> None:

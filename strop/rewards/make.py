@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from strop.config.sampling import (
+    CodeRewardOptions,
     DatasetRewardOptions,
     ExactRewardOptions,
     FunctionRewardOptions,
@@ -18,9 +19,12 @@ from strop.config.sampling import (
     RewardOptions,
     SlimeRewardOptions,
 )
+from strop.rewards.code import CodeScore
+from strop.rewards.code_tests import code_label
 from strop.rewards.dataset import DatasetScore
 from strop.rewards.exact import exact_label, exact_score
 from strop.rewards.function import is_only_here, source_file
+from strop.rewards.jail import Limits
 from strop.rewards.maths import MathScore, math_label
 from strop.rewards.number import number_label, number_score
 from strop.rewards.pool import Pool
@@ -54,12 +58,20 @@ def make_scorer(options: RewardOptions) -> Scorer:
         case MathRewardOptions():
             maths = MathScore()
             return _own_scorer(maths, "math", metrics=maths.take_metrics)
+        case CodeRewardOptions():
+            code = _code_score(options)
+            return Scorer(code, "code", metrics=code.take_metrics, close=code.close)
         case DatasetRewardOptions():
             return _own_scorer(DatasetScore(), "dataset", options.on_error)
         case FunctionRewardOptions() | SlimeRewardOptions():
             return _users_scorer(options)
         case NoRewardOptions():
             return Unscored()
+
+
+def _code_score(options: CodeRewardOptions) -> CodeScore:
+    limits = {name: value for name, value in options.bound().items() if name not in ("score", "isolation")}
+    return CodeScore(Limits(**limits), options.score, options.isolation)
 
 
 def _own_scorer(score: Callable[[Rollout], Any], name: str, *more: Any, **metrics: Any) -> Scorer:
@@ -123,7 +135,7 @@ def label_check(options: RewardOptions) -> Callable[[Any], object] | None:
 
     So that a wrong label is found when the data is read, and not at the step that first samples its prompt.
     """
-    return {"exact": exact_label, "number": number_label, "math": math_label}.get(options.kind)
+    return {"exact": exact_label, "number": number_label, "math": math_label, "code": code_label}.get(options.kind)
 
 
 def scorer_source(options: RewardOptions) -> str | None:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
 import threading
 import weakref
 from pathlib import Path
 
+from strop.rewards.tied import TiedProcess
 from strop.types import RewardError
 
 MAX_WAIT_S = 30.0  # of wall clock; the server's own limit, in processor time, comes long before
@@ -42,7 +41,7 @@ class MathsProcess:
                 self._stop()
                 self._start()
             try:
-                line = _ask(self._process, json.dumps([label, answer, is_marked]), MAX_WAIT_S)
+                line = self._process.ask(json.dumps([label, answer, is_marked]), MAX_WAIT_S)
             except KeyboardInterrupt:
                 self._stop()  # its answer would be taken for the next question's
                 raise
@@ -54,51 +53,19 @@ class MathsProcess:
 
     def _start(self) -> None:
         self._process = _start()
-        self._stop = weakref.finalize(self, _stop, self._process)
+        self._stop = weakref.finalize(self, TiedProcess.end, self._process)
 
 
-def _start() -> subprocess.Popen[bytes]:
+def _start() -> TiedProcess:
     # -P: what lies beside the server, or in the working directory, does not stand before installed packages.
     command = [sys.executable, "-P", str(Path(__file__).with_name("maths_server.py"))]
     pipe, nowhere = subprocess.PIPE, subprocess.DEVNULL
     env = {**os.environ, "PYTHONHASHSEED": "0"}  # the same verdict in every run
-    process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=nowhere, env=env, start_new_session=True)
-    if json.loads(_ask(process, json.dumps(["1", "1", True]), MAX_START_S) or "null") is not True:
-        _stop(process)
+    process = TiedProcess(command, stdin=pipe, stdout=pipe, stderr=nowhere, env=env)
+    if json.loads(process.ask(json.dumps(["1", "1", True]), MAX_START_S) or "null") is not True:
+        process.end()
         raise RewardError(
             "reward.kind = math needs a working math-verify, but its process did not answer. "
             f'Run it to see why: {" ".join(command)} <<< \'["1", "1", true]\''
         )
     return process
-
-
-def _ask(process: subprocess.Popen[bytes], question: str, limit_s: float) -> bytes:
-    assert process.stdin is not None
-    assert process.stdout is not None
-    timer = threading.Timer(limit_s, _kill, [process])
-    timer.start()
-    try:
-        process.stdin.write(question.encode() + b"\n")
-        process.stdin.flush()
-        return process.stdout.readline()
-    except BrokenPipeError:
-        return b""
-    finally:
-        timer.cancel()
-
-
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    assert process.stdin is not None
-    assert process.stdout is not None
-    _kill(process)
-    process.wait()
-    process.stdout.close()
-    with contextlib.suppress(BrokenPipeError):
-        process.stdin.close()
-
-
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    """End the server and its child, which form a process group of their own."""
-    if process.returncode is None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)

@@ -82,7 +82,7 @@ class Pool:
             self.close()
             raise
         has_one = self.is_async or spec.batched
-        self._most = 1 if has_one else num_workers or min(4, _num_cores())
+        self._most = 1 if has_one else num_workers or min(4, num_cores())
 
     def __call__(self, rollouts: Sequence[Rollout], advance: Callable[[int], object]) -> list[Outcome]:
         """An outcome for each rollout.
@@ -244,6 +244,6 @@ class Pool:
         )
 
 
-def _num_cores() -> int:
+def num_cores() -> int:
     """That this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

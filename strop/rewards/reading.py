@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Literal, NoReturn
@@ -131,7 +131,7 @@ class ScoreReader:
         if not isinstance(given, TokenRewards | TurnRewards):
             given = TokenRewards(value) if self.per == "token" else TurnRewards(value)
         where = "token" if isinstance(given, TokenRewards) else "turn"
-        if not isinstance(given.values, Iterable):
+        if not isinstance(given.values, Iterable) or isinstance(given.values, str | bytes | Mapping | Set):
             self._refuse(f"one number for each {where}{of}", given.values, rollout, hint="")
         checked: list[float | None] = []
         for place, number in enumerate(given.values):

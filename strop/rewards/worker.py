@@ -29,7 +29,6 @@ def main(tasks: int, results: int) -> None:
     for number in (tasks, results):
         os.set_inheritable(number, False)  # programs that the function starts do not hold them
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    _end_with_parent()
     try:
         _serve(tasks, results)
     except KeyboardInterrupt:  # the run was interrupted and has no use for the answer
@@ -116,16 +115,6 @@ def packed(message: Any) -> bytes:
     """A message as it goes through a pipe."""
     body = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
     return len(body).to_bytes(LENGTH_BYTES, "big") + body
-
-
-def _end_with_parent() -> None:
-    """Linux ends this process when the run's process is gone, however that ended and whatever the function does here.
-    Elsewhere the pipe of tasks is closed then, and is read when the call has ended."""
-    if sys.platform == "linux":
-        import ctypes
-
-        pr_set_pdeathsig = 1
-        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
 
 
 def _limit_memory(megabytes: int) -> None:

@@ -15,6 +15,7 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
+from strop.rewards.tied import TiedProcess
 from strop.rewards.user_function import FunctionSpec
 from strop.rewards.worker import LENGTH_BYTES, packed
 
@@ -37,13 +38,12 @@ class WorkerProcess:
         given, self._tasks = os.pipe()
         self._results, gives = os.pipe()
         program = [sys.executable, "-P", "-u", "-c", _PROGRAM, json.dumps(sys.path), str(given), str(gives)]
-        self._process = subprocess.Popen(
+        self._process = TiedProcess(
             program,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             pass_fds=(given, gives),
-            start_new_session=True,
             env={"PYTHONHASHSEED": "0", **os.environ},  # hash() is the same in every worker and every run
         )
         os.close(given)
@@ -148,14 +148,7 @@ class WorkerProcess:
         self._end()
 
 
-def _end(process: subprocess.Popen[bytes], pipes: tuple[int, ...]) -> None:
-    if process.returncode is None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    assert process.stdout is not None
-    assert process.stderr is not None
-    process.stdout.close()
-    process.stderr.close()
+def _end(process: TiedProcess, pipes: tuple[int, ...]) -> None:
+    process.end()
     for pipe in pipes:
         os.close(pipe)

@@ -94,5 +94,5 @@ def kept_step(folder: Path) -> int | None:
     """The step whose model lies in best/; None where none does."""
     try:
         return int(json.loads((folder / _FILE).read_text(encoding="utf-8"))["step"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None

@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from safetensors import SafetensorError
 from strop.types import UserError
 
 _STATE = "run.json"
+_KINDS = (".safetensors", ".json", ".jsonl")  # of files that are read where they are there
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ def write_checkpoint(
     except (OSError, SafetensorError) as error:
         shutil.rmtree(beside, ignore_errors=True)
         raise UserError(f"{target}: the checkpoint cannot be written: {error}.") from error
-    shutil.rmtree(old, ignore_errors=True)
+    _remove(old)
     _prune(folder, step, keep)
     return target
 
@@ -73,7 +75,7 @@ def _prune(folder: Path, step: int, keep: Keep) -> None:
     kept |= {path for path in whole if keep.every_steps and _step_of(path) % keep.every_steps == 0}
     kept |= {path for path in whole if _step_of(path) == keep.best}
     for path in set(until) - kept:
-        shutil.rmtree(path)
+        _remove(path)
 
 
 def has_checkpoints(folder: Path) -> bool:
@@ -121,7 +123,16 @@ def newest_checkpoint(folder: Path, *, warn: Callable[[str], None]) -> tuple[Pat
 def _finish_renaming(folder: Path) -> None:
     for old in folder.glob(".step_*.old"):  # stopped between the two renames
         target = folder / old.name[1:].removesuffix(".old")
-        shutil.rmtree(old) if target.exists() else old.rename(target)
+        _remove(old) if target.exists() else old.rename(target)
+
+
+def _remove(path: Path) -> None:
+    """A folder, or what stands in the place of one. What cannot be removed stays."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with suppress(OSError):
+            path.unlink()
 
 
 def checkpoint_until(
@@ -140,7 +151,7 @@ def checkpoint_until(
 
 def _numbered(folder: Path) -> list[Path]:
     """Checkpoint folders, oldest first."""
-    return sorted((path for path in folder.glob("step_*") if path.name[5:].isdigit()), key=_step_of)
+    return sorted((path for path in folder.glob("step_*") if path.name[5:].isdecimal()), key=_step_of)
 
 
 def _step_of(path: Path) -> int:
@@ -155,7 +166,7 @@ def _faults(path: Path, *, reads_files: bool) -> Iterator[str]:
     except FileNotFoundError:
         yield f"{_STATE} is missing"
         return
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         yield f"{_STATE} is broken ({type(error).__name__}: {error})"
         return
     if _digest(state) != written or state["step"] != _step_of(path):
@@ -167,12 +178,23 @@ def _faults(path: Path, *, reads_files: bool) -> Iterator[str]:
             yield f"{name} is missing"
         elif file.stat().st_size != seen["bytes"]:
             yield f"{name} has {file.stat().st_size} bytes, not {seen['bytes']}"
-        elif reads_files and _seen(file) != seen:
-            yield f"{name} is not what was written: its checksum differs"
+        elif reads_files:
+            yield from _differences(file, seen)
+    for name in sorted(file.name for file in path.iterdir() if file.suffix in _KINDS):
+        if name not in files and name != _STATE:
+            yield f"{name} was not written with it"
 
 
 def _digest(state: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()
+
+
+def _differences(file: Path, seen: dict[str, Any]) -> Iterator[str]:
+    try:
+        if _seen(file) != seen:
+            yield f"{file.name} is not what was written: its checksum differs"
+    except OSError as error:
+        yield f"{file.name} cannot be read ({error.strerror})"
 
 
 def _seen(path: Path) -> dict[str, Any]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from safetensors.torch import load_file, save_file
 
-from strop.config import TrainConfig
-from strop.runtime.models import LoadedModel, check_is_folder_or_name, load_tokenizer, load_weights
+from strop.config import ModelOptions, TrainConfig
+from strop.runtime.models import LoadedModel, check_is_folder_or_name, load_settings, load_tokenizer, load_weights
+from strop.runtime.run_folder import save_tokenizer
 from strop.trainers import Ranks, TorchCritic, ValueModel, body_of
 from strop.types import ModelError
 
@@ -16,8 +18,11 @@ _HEAD = "value_head.safetensors"
 _OPTION = "critic.path"
 
 
-def open_critic(config: TrainConfig, policy: LoadedModel, ranks: Ranks) -> TorchCritic | None:
-    """The critic that the config asks for, in all ranks; None where its advantage needs none.
+def open_critic(
+    config: TrainConfig, policy: LoadedModel, ranks: Ranks, note: Callable[[str], object]
+) -> TorchCritic | None:
+    """The critic that the config asks for, in all ranks; None where its advantage needs none. `note` is told of a head that is
+    new.
 
     Raises:
         ModelError: it cannot be loaded, or does not read the policy's tokens.
@@ -25,14 +30,12 @@ def open_critic(config: TrainConfig, policy: LoadedModel, ranks: Ranks) -> Torch
     if not config.has_critic:
         return None
     path = config.critic.path
-    model = ValueModel(body_of(policy.model)) if path is None else _load(path, config, policy)
+    model = ValueModel(body_of(policy.model)) if path is None else _load(path, config, policy, note)
     return ranks.make(TorchCritic, model, config.critic, config.trainer, total_steps=config.num_critic_steps)
 
 
-def _load(path: str, config: TrainConfig, policy: LoadedModel) -> ValueModel:
+def _load(path: str, config: TrainConfig, policy: LoadedModel, note: Callable[[str], object]) -> ValueModel:
     """A folder's body, and its value head if it has one."""
-    from transformers import AutoModel
-
     if not path.strip():
         raise ModelError(
             f"{_OPTION} must be a Hugging Face folder or name, got {path!r}. none makes one of the policy."
@@ -40,7 +43,7 @@ def _load(path: str, config: TrainConfig, policy: LoadedModel) -> ValueModel:
     check_is_folder_or_name(path, option=_OPTION)
     options = config.model.model_copy(update={"path": path})
     _check_tokens(path, load_tokenizer(options, option=_OPTION), policy.tokenizer)
-    body = load_weights(options, AutoModel, option=_OPTION).to(next(policy.model.parameters()).device)
+    body = _load_body(options).to(next(policy.model.parameters()).device)
     if body.get_input_embeddings().num_embeddings < len(policy.tokenizer):
         raise ModelError(
             f"{_OPTION} = {path!r}: the tokenizer has {len(policy.tokenizer)} tokens, the model only "
@@ -50,7 +53,19 @@ def _load(path: str, config: TrainConfig, policy: LoadedModel) -> ValueModel:
     head = Path(path) / _HEAD
     if head.exists():
         _fill_head(model, head)
+    else:
+        note(f"{_OPTION} = {path!r} has no {_HEAD}: a critic that begins with it begins by saying 0 of everything.")
     return model
+
+
+def _load_body(options: ModelOptions) -> Any:
+    """A language model is loaded whole: of its own head nothing must be said to be unexpected."""
+    from transformers import AutoModel, AutoModelForCausalLM
+
+    names = load_settings(options, option=_OPTION).architectures or ()
+    if not any(name.endswith("ForCausalLM") for name in names):
+        return load_weights(options, AutoModel, option=_OPTION)
+    return load_weights(options, AutoModelForCausalLM, option=_OPTION).base_model
 
 
 def _check_tokens(path: str, critic: Any, policy: Any) -> None:
@@ -76,5 +91,5 @@ def _fill_head(model: ValueModel, path: Path) -> None:
 def save_critic(critic: TorchCritic, tokenizer: Any, folder: Path) -> None:
     """Write a folder that `critic.path` may name."""
     critic.model.body.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    save_tokenizer(tokenizer, folder)
     save_file({name: p.detach().contiguous() for name, p in critic.model.head.named_parameters()}, folder / _HEAD)

@@ -9,6 +9,8 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
 from strop import __version__
+from strop.rewards.jail import Jail, describe
+from strop.types import RewardError
 
 _PACKAGES = ("torch", "transformers", "safetensors", "pydantic", "math-verify", "pyarrow", "reasoning-gym")
 
@@ -32,5 +34,16 @@ def examine() -> Iterator[str]:
     yield "  torch   yes: in this process"
     yield "trainers:"
     yield "  torch   yes: one process"
+    yield f"reward.kind = code: {_about_programs()}"
     if find_spec("reasoning_gym") is None:
         yield "data.kind = reasoning_gym: no; pip install 'strop[tasks]'"
+
+
+def _about_programs() -> str:
+    """What strop keeps the programs of a model from on this machine."""
+    try:
+        jail = Jail()
+    except RewardError as error:
+        return f"no; {error}"
+    jail.close()
+    return f"yes; {describe(jail.kept)}"

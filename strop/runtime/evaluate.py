@@ -17,7 +17,7 @@ from strop.runtime.models import check_stop_token_ids, load_model, set_threads
 from strop.runtime.run_folder import RunFolder
 from strop.runtime.session import decoder, load_held_out, make_engine, make_eval_scorers
 from strop.runtime.train import run_async
-from strop.types import ConfigError
+from strop.types import ConfigError, Engine
 
 
 def evaluate(config: TrainConfig, *, console: Console | None = None) -> Evaluation:
@@ -46,14 +46,17 @@ def evaluate(config: TrainConfig, *, console: Console | None = None) -> Evaluati
         check_stop_token_ids(loaded, config.rollout.stop_token_ids)
         sets = load_held_out(config, loaded, console, scorers)
         interrupts.check()
-        work = answer_all(make_engine(config, loaded), sets, config, step=0, decode=decoder(loaded), console=console)
-        return run_async(_interruptible(work))
+        engine = make_engine(config, loaded, console)
+        work = answer_all(engine, sets, config, step=0, decode=decoder(loaded), console=console)
+        return run_async(_interruptible(work, engine))
 
 
-async def _interruptible(work: Coroutine[Any, Any, Evaluation]) -> Evaluation:
+async def _interruptible(work: Coroutine[Any, Any, Evaluation], engine: Engine) -> Evaluation:
     """Ctrl-C and SIGTERM end it at once: there is nothing to save."""
     with interrupts.cancelling():
         try:
             return await work
         except asyncio.CancelledError:
             raise KeyboardInterrupt from None
+        finally:
+            await engine.close()

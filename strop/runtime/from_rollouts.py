@@ -126,14 +126,16 @@ def _compare(config: TrainConfig, folder: Path, console: Console) -> None:
             f"rollout.from_folder must be a folder that says in {ABOUT} what its rollouts were sampled with, got {folder}: "
             "there is no such file. Rollouts of a run of before strop recorded them cannot be trained on."
         ) from None
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError, RecursionError) as error:
         raise DataError(f"{path}: the file is broken: {error}.") from error
-    now = about(config)
-    wrong = [n for n in ("temperature", "prompts_per_step", "group_size") if then.get(n) != now[n]]
+    now, names = about(config), ("temperature", "prompts_per_step", "group_size")
+    if missing := [name for name in names if name not in then]:
+        raise DataError(f"{path}: the file is broken: it does not say {', '.join(missing)}.")
+    wrong = [name for name in names if then[name] != now[name]]
     if wrong:
         raise ConfigError(
             "\n".join(
-                f"rollout.{name} must be {then.get(name)} as in {path}, got {now[name]}. Set it to what was recorded."
+                f"rollout.{name} must be {then[name]} as in {path}, got {now[name]}. Set it to what was recorded."
                 for name in wrong
             )
         )

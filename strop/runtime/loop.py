@@ -35,7 +35,7 @@ async def train_steps(session: Session) -> None:
             _save_if_taken_back(session)
             continue
         metrics = make_step(session, rollouts, metrics)
-        await _share_weights(session)
+        metrics |= await _share_weights(session)
         session.mark_place()
         write_checkpoint = None
         try:
@@ -87,11 +87,12 @@ def make_step(
     return metrics
 
 
-async def _share_weights(session: Session) -> None:
-    """What is sampled from, and written, is what was learned until now."""
+async def _share_weights(session: Session) -> StepMetrics:
+    """What is sampled from, and written, is what was learned until now; what it took to give that to an engine."""
     session.publish()
-    if session.engine is not None:
-        await session.engine.update_weights(session.trainer.weights(), session.trainer.num_steps)
+    if session.engine is None:
+        return {}
+    return await session.engine.update_weights(session.trainer.weights(), session.trainer.num_steps)
 
 
 def _save_if_taken_back(session: Session) -> None:

@@ -88,6 +88,14 @@ def load_tokenizer(options: ModelOptions, *, option: str = "model.path") -> Any:
         return AutoTokenizer.from_pretrained(options.path, trust_remote_code=options.trust_remote_code)
 
 
+def load_settings(options: ModelOptions, *, option: str = "model.path") -> Any:
+    """What a model folder's config.json says; `option` is what a message calls the folder."""
+    from transformers import AutoConfig
+
+    with _loading(options.path, "config.json", option):
+        return AutoConfig.from_pretrained(options.path, trust_remote_code=options.trust_remote_code)
+
+
 @contextmanager
 def _loading(path: str, part: str, option: str) -> Iterator[None]:
     """What the libraries below raise, which is everything from OSError to SafetensorError, as a ModelError."""

@@ -57,10 +57,10 @@ def recorded_weights(rollouts: Path) -> dict[int, dict[str, str]]:
     """The checksums after each step; of a step that was made twice, after a crash, the later ones."""
     path = rollouts / _WEIGHTS
     found: dict[int, dict[str, str]] = {}
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else ():
         try:
             row = dict(json.loads(line))
             found[int(row.pop("step"))] = row
-        except (ValueError, TypeError, KeyError):  # cut short by a crash
+        except (ValueError, TypeError, KeyError, RecursionError):  # cut short by a crash
             continue
     return found

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -35,7 +37,8 @@ from strop.types import ConfigError, DataError, GuardError, ModelError, UserErro
 
 
 def checkpoint_to_resume(folder: RunFolder, word: str | None, *, overwrite: bool) -> str | None:
-    """What to go on from, with "auto" decided: the newest checkpoint if the folder has one, else nothing.
+    """What to go on from, with "auto" decided: the newest checkpoint if the folder has one, else nothing. Then the folder is
+    to be cleared: it holds what may be replaced, or a run that ended before its first checkpoint was written.
 
     Raises:
         UserError: the folder holds a run that wrote no checkpoint, and nothing says that it may be replaced.
@@ -44,13 +47,28 @@ def checkpoint_to_resume(folder: RunFolder, word: str | None, *, overwrite: bool
         return word
     if has_checkpoints(folder.checkpoints):
         return "newest"
-    if folder.holds_run() and not overwrite:
+    if folder.holds_run() and not overwrite and not _has_only_begun(folder):
         raise UserError(
             f"run.folder = {str(folder.path)!r} holds a run without a checkpoint, from which --resume auto cannot go on. "
             "Replace it with --run.overwrite, or name another folder. Its successor can be resumed with "
             "run.checkpoint_every_steps above 0."
         )
     return None
+
+
+def _has_only_begun(folder: RunFolder) -> bool:
+    """Is there a run of this folder that ended, however it did, before one of its checkpoints could be complete? Each of them
+    waits for the one before it. False for anything else, such as a folder of one's own files."""
+    if folder.holds_model():
+        return False
+    try:
+        options = tomllib.loads(folder.config.read_text(encoding="utf-8"))["run"]
+        written_for, every = Path(options["folder"]).resolve(), int(options["checkpoint_every_steps"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+    if written_for != folder.path.resolve():
+        return False
+    return max((row["step"] for row in read_metrics(folder.metrics)), default=0) < 2 * every
 
 
 def save_checkpoint(session: Session) -> None:
@@ -126,6 +144,8 @@ def restore(session: Session, which: str, allowed: frozenset[str]) -> None:
         UserError: there is none, or it belongs to another config, another model or other data.
     """
     path, state = find_checkpoint(session.folder.checkpoints, which, warn=session.console.warn)
+    if "prompts" not in state:
+        raise DataError(f"{path} is of strop sft. strop sft CONFIG --resume goes on from it.")
     config, console = session.config, session.console
     changes = allowed_differences(config, state["config"], allowed)
     changes += _other_data(session, state["prompts"], path, allowed)
@@ -202,10 +222,27 @@ def restore_learners(session: Session, path: Path, state: Mapping[str, Any], cha
     check_base(session.trainer, state.get("base"), path)
     session.trainer.load(path)
     if session.critic is not None:
-        session.critic.load(path)
+        with _as_option(session, path):
+            session.critic.load(path)
     session.objective.load_state(_still_valid(state["objective"], changes))
     if session.engine is not None:
         session.engine.policy_version = session.trainer.num_steps
+
+
+@contextmanager
+def _as_option(session: Session, path: Path) -> Iterator[None]:
+    """A critic of another shape comes from what the options name, and not from the checkpoint."""
+    try:
+        yield
+    except UserError as error:
+        option, critic = (
+            ("critic.path", session.config.critic.path) if session.config.critic.path else ("model.path", "")
+        )
+        got = f", got {critic!r}" if critic else ""
+        raise ModelError(
+            f"{option} must give a critic of the shape that {path} holds{got}. Set it back to what the run began with, or "
+            f"start a new run from this run's model. ({error})"
+        ) from error
 
 
 def _other_data(session: Session, before: str, path: Path, allowed: frozenset[str]) -> list[Change]:

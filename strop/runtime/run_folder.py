@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ from strop.types import UserError
 
 _REPLACED = ("config.toml", "objective.txt", "metrics.jsonl", "changes.jsonl", "rollouts", "guards", "checkpoints")
 _REPLACED += ("report.html", "adapter")
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 _OF_EARLIER_RUN = ".of_earlier_run"  # a file in model/, best/ and critic/
 
 
@@ -39,7 +41,10 @@ class RunFolder:
         self.report = path / "report.html"
 
     def holds_run(self) -> bool:
-        return any((self.path / name).exists() for name in (*_REPLACED, "model", "best", "critic"))
+        return self.holds_model() or any((self.path / name).exists() for name in _REPLACED)
+
+    def holds_model(self) -> bool:
+        return any(path.exists() for path in (self.model, self.best, self.critic))
 
     @contextmanager
     def held(self, *, overwrite: bool = False, resume: bool = False) -> Iterator[None]:
@@ -47,8 +52,8 @@ class RunFolder:
         run that wrote nothing, nothing stays.
 
         Raises:
-            UserError: it cannot be written, another process writes to it, or it holds a run and neither `overwrite` nor
-                `resume` is asked for.
+            UserError: it cannot be written, before the run or within it; another process writes to it; or it holds a run and
+                neither `overwrite` nor `resume` is asked for.
         """
         made = [p for p in (self.path, *self.path.parents) if not p.exists()]
         lock = FileLock(self.path / ".lock")
@@ -70,13 +75,28 @@ class RunFolder:
                     f"run.folder = {str(self.path)!r} holds a run already. Go on with --resume, replace it with "
                     "--run.overwrite, or name another folder."
                 )
-            yield
+            with self._explaining():
+                yield
         finally:
             Path(lock.lock_file).unlink(missing_ok=True)
             lock.release()
             for path in made:  # deepest first
                 if path.is_dir() and not any(path.iterdir()):
                     path.rmdir()
+
+    @contextmanager
+    def _explaining(self) -> Iterator[None]:
+        """What the system says of a full disk, or of one of this folder's files, as an error of the folder."""
+        try:
+            yield
+        except OSError as error:
+            file = "" if error.filename is None else str(error.filename)
+            if error.errno not in _FULL and not Path(file).is_relative_to(self.path):
+                raise
+            raise UserError(
+                f"run.folder = {str(self.path)!r} cannot be written: {error.strerror}{file and f' ({file})'}. What was written "
+                "before is there still."
+            ) from error
 
     def clear(self) -> None:
         """Remove what an earlier run left, once the new one can begin. Its models stay, marked, until the new ones are
@@ -87,6 +107,12 @@ class RunFolder:
         for kept in (self.model, self.best, self.critic):
             if kept.is_dir():
                 (kept / _OF_EARLIER_RUN).touch()
+
+    def write_config(self, text: str) -> None:
+        """config.toml, whole or absent; the first of a run's files."""
+        beside = self.path / ".config.toml.new"
+        beside.write_text(text, encoding="utf-8")
+        beside.replace(self.config)
 
     def check_model(self, model: Path) -> None:
         """Raises UserError where `model/` or `best/`, whichever is given, is missing or is that of an earlier run."""
@@ -146,6 +172,16 @@ class RunFolder:
 
 def _save_model(model: Any, tokenizer: Any, notes: Mapping[str, str], folder: Path) -> None:
     merged(model).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    save_tokenizer(tokenizer, folder)
     for name, text in notes.items():
         (folder / name).write_text(text, encoding="utf-8")
+
+
+def save_tokenizer(tokenizer: Any, folder: Path) -> None:
+    """Raises OSError where the system does not let it be written, which the library says by an exception of no class."""
+    try:
+        tokenizer.save_pretrained(folder)
+    except Exception as error:
+        if type(error) is not Exception:
+            raise
+        raise OSError(str(error)) from error

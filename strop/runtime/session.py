@@ -11,7 +11,7 @@ from typing import Any
 
 from strop import interrupts
 from strop.algorithms import PolicyObjective
-from strop.config import DataOptions, RewardOptions, TrainConfig, to_toml
+from strop.config import DataOptions, RewardOptions, TorchEngineOptions, TrainConfig, to_toml
 from strop.data import Cursor, load_prompts, make_cursor
 from strop.engines import TorchEngine
 from strop.observe.console import Console
@@ -138,7 +138,7 @@ def _with_learners(
     loaded, console = base.loaded, base.console
     held_out = load_held_out(config, loaded, console, scorers)
     ranks = processes.enter_context(open_ranks(config.trainer, device=loaded.model.device))
-    critic = open_critic(config, loaded, ranks)
+    critic = open_critic(config, loaded, ranks, console.note)
     interrupts.check()
     if critic is not None:
         longest = max(base.prompts, key=lambda p: len(p.tokens))
@@ -202,7 +202,7 @@ def open_sampling(
         cursor=make_cursor(prompts, config.data, config.curriculum, seed=config.seed),
         scorer=scorer,
         filters=filters,
-        engine=make_engine(config, loaded) if needs_engine else None,
+        engine=make_engine(config, loaded, console) if needs_engine else None,
         decode=decoder(loaded),
     )
 
@@ -256,9 +256,19 @@ def warn_of_left_out(console: Console, table: str, num_lines: int) -> None:
         console.warn(f"{table}: {num_lines} broken lines were left out, as skip_bad_lines asks.")
 
 
-def make_engine(config: TrainConfig, loaded: LoadedModel) -> TorchEngine:
-    """The engine that `[engine]` names, sampling from the loaded model's own weights."""
-    return TorchEngine(loaded.model, stop_token_ids=loaded.stop_token_ids, max_sequences=config.engine.max_sequences)
+def make_engine(config: TrainConfig, loaded: LoadedModel, console: Console) -> Engine:
+    """The engine that `[engine]` names, sampling from the loaded model's weights. What it starts, it starts when it is asked
+    for the first sample; `close` ends that."""
+    options, model, ids = config.engine, loaded.model, loaded.stop_token_ids
+    if isinstance(options, TorchEngineOptions):
+        return TorchEngine(model, stop_token_ids=ids, max_sequences=options.max_sequences)
+    from strop.engines.vllm.engine import VLLMEngine
+    from strop.engines.vllm.process import Served
+
+    on_cpu = next(model.parameters()).device.type == "cpu"
+    served = Served(config.model.path, config.model.dtype, on_cpu, config.model.trust_remote_code)
+    weights = list(model.named_parameters())
+    return VLLMEngine(options, served, weights, stop_token_ids=ids, tell=console.warn)
 
 
 def decoder(loaded: LoadedModel) -> Decode:
@@ -291,5 +301,5 @@ def _check_tokens_in_flight(config: TrainConfig, prompts: tuple[Prompt, ...]) ->
 
 def write_start(session: Session, formula: str) -> None:
     """What the run folder says of a run before its first step."""
-    session.folder.config.write_text(to_toml(session.config), encoding="utf-8")
+    session.folder.write_config(to_toml(session.config))
     session.folder.objective.write_text(formula, encoding="utf-8")

@@ -100,7 +100,7 @@ def opened(
                 console.warn(
                     f"nothing is left to do: step {session.step} of run.num_steps = {config.run.num_steps} is made."
                 )
-            if overwrite and which is None:
+            if which is None and (overwrite or word is not None):
                 folder.clear()
             yield session
 

@@ -98,11 +98,21 @@ def load_weights(path: Path, parameters: dict[str, Tensor], ranks: Ranks) -> Non
 
 
 def check_names(found: dict[str, Tensor], wanted: dict[str, Tensor], *, where: object) -> None:
-    """Refuse weights whose names or shapes are not the wanted ones, with the lists of both."""
+    """Refuse weights whose names or shapes are not the wanted ones, with the first of both."""
     missing, unexpected = sorted(set(wanted) - set(found)), sorted(set(found) - set(wanted))
     if missing or unexpected:
-        raise UserError(f"{where}: weights do not fit the model: missing {missing}, unexpected {unexpected}.")
+        raise UserError(
+            f"{where}: weights do not fit the model: missing {_some(missing)}, unexpected {_some(unexpected)}."
+        )
     wrong = [n for n in wanted if found[n].shape != wanted[n].shape]
     if wrong:
         shapes = [f"{n} {tuple(found[n].shape)} for {tuple(wanted[n].shape)}" for n in wrong]
-        raise UserError(f"{where}: weights do not fit the model: shapes {', '.join(shapes)}.")
+        raise UserError(f"{where}: weights do not fit the model: shapes {', '.join(shapes[:3])}{_more(shapes)}.")
+
+
+def _some(names: list[str]) -> str:
+    return f"{names[:3]}{_more(names)}"
+
+
+def _more(names: list[str]) -> str:
+    return f" and {len(names) - 3} more" if len(names) > 3 else ""

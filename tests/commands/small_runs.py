@@ -144,24 +144,21 @@ def write_small(folder):
     return Small(folder)
 
 
-def write_model(folder, *, vocab_size):
+def write_model(folder, *, vocab_size, **changes):
     """A Llama-shaped model with weights large enough that it prefers some tokens; id 0 pads, id 1 ends."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
+    shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
     config = LlamaConfig(
         vocab_size=vocab_size,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=2,
         initializer_range=0.1,
-        max_position_embeddings=128,
         pad_token_id=0,
         eos_token_id=1,
         bos_token_id=None,
         tie_word_embeddings=True,
+        **{**shape, "max_position_embeddings": 128, **changes},
     )
     LlamaForCausalLM(config).save_pretrained(folder)
 

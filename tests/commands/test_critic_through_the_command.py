@@ -111,6 +111,43 @@ def test_a_critic_may_begin_from_any_language_model_with_the_same_tokens(small, 
     done = strop("train", small.train, *flags, "--run.folder", tmp_path / "run")
     assert done.code == 0, done.err
     assert load_file(tmp_path / "run/critic/value_head.safetensors")["weight"].shape == (1, 16)
+    assert f"critic.path = '{other}' has no value_head.safetensors: a critic that begins with it begins by" in done.out
+
+
+def test_loading_a_language_model_as_a_critic_is_quiet(small, tmp_path, caplog):
+    """transformers reports weights that nobody takes, such as those of a head of its own."""
+    from transformers import LlamaConfig, LlamaForCausalLM, logging
+
+    config = json.loads((small.start / "config.json").read_text()) | {"tie_word_embeddings": False}
+    shutil.copytree(small.start, tmp_path / "other")
+    LlamaForCausalLM(LlamaConfig(**config)).save_pretrained(tmp_path / "other")
+    flags = ("--preset", "ppo", "--num-steps", "2", "--only-first-steps", "1", "--critic.path", tmp_path / "other")
+    logging.enable_propagation()
+    try:
+        done = strop("train", small.train, *flags, "--run.folder", tmp_path / "run")
+    finally:
+        logging.disable_propagation()
+    assert done.code == 0, done.err
+    assert "LOAD REPORT" not in caplog.text
+    alone, both = [line for line in done.out.splitlines() if line.startswith("step ")]
+    assert "  loss " not in alone
+    assert all(label in line for line in (alone, both) for label in ("  vloss ", "  vgrad "))
+
+
+def test_resuming_with_a_critic_of_another_shape_names_the_option(small, whole, tmp_path):
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = json.loads((small.start / "config.json").read_text())
+    shutil.copytree(small.start, tmp_path / "other")
+    LlamaForCausalLM(LlamaConfig(**config | {"intermediate_size": 48})).save_pretrained(tmp_path / "other")
+    shutil.copytree(whole, tmp_path / "run")
+    flags = (*FLAGS, *CHECKPOINTS, "--run.folder", tmp_path / "run", "--resume", "--critic.path", tmp_path / "other")
+    done = strop("train", small.train, *flags)
+    assert done.code == 2
+    held = tmp_path / "run/checkpoints/step_000004"
+    assert f"critic.path must give a critic of the shape that {held} holds, got '{tmp_path / 'other'}'." in done.err
+    assert "(64, 32) for (48, 32)" in done.err
+    assert same_weights(tmp_path / "run/model", whole / "model")
 
 
 def test_a_critic_that_does_not_read_the_policys_tokens_is_refused(small, tmp_path):

@@ -9,6 +9,7 @@ import pytest
 from commands.small_runs import metrics, read_lines, refusing, same_weights, small_once, strop
 
 from strop.config import load_config
+from strop.runtime.recording import recorded_weights
 from strop.runtime.replay import replay as redo
 
 
@@ -113,6 +114,11 @@ def test_weights_that_differ_where_every_metric_is_the_same_are_found(copied):
     done = strop("replay", copied, "--step", 3)
     assert done.code == 1
     assert "after step 3: the weights of the policy had checksum 00000000 and have " in done.err
+
+
+def test_damaged_checksums_are_left_out(tmp_path):
+    (tmp_path / "weights.jsonl").write_bytes(b"[" * 99999 + b'\n\xff\n{"step": 2, "policy": "ab"}\n{"step": 3, "pol')
+    assert recorded_weights(tmp_path) == {2: {"policy": "ab"}}
 
 
 def test_another_start_model_is_found_before_any_step(small, copied):
@@ -270,10 +276,25 @@ def test_rollouts_that_do_not_fit_the_model_or_are_none_are_refused(small, copie
     path = copied / "rollouts/step_000001.jsonl"
     spoil(path, 2, tokens=[99, *read_lines(path)[1]["tokens"][1:]])
     assert f"{path}:2: token ids must be from 0 to 10, the model's vocabulary, got 99" in refused(*given, copied)
+    for text, message in (("[" * 99999, "the file is broken"), ("{}", "it does not say temperature, prompts_per_step")):
+        (copied / "rollouts/about.json").write_text(text)
+        assert message in refused(*given, copied)
     (copied / "rollouts/about.json").unlink()
     assert "says in about.json" in refused(*given, copied)
     assert "it has none" in refused(*given, small.start)
     assert "there is no such folder" in refused(*given, tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("source", ["", "rollouts", "guards"])
+@pytest.mark.parametrize("how", ["--overwrite", "--resume"])
+def test_a_run_never_replaces_what_it_is_to_learn_from(small, copied, source, how):
+    if source == "guards":
+        shutil.copytree(copied / "rollouts", copied / "guards")
+    before = {path: path.read_bytes() for path in copied.rglob("*") if path.is_file()}
+    done = strop("train", small.train, *FOUR, how, "--run.folder", copied, "--from-rollouts", copied / source)
+    assert done.code == 2
+    assert "rollout.from_folder must lie outside of what the run writes" in done.err
+    assert {path: path.read_bytes() for path in copied.rglob("*") if path.is_file()} == before
 
 
 def test_a_run_from_another_model_is_warned_of(small, run, tmp_path):

@@ -1,9 +1,12 @@
 """The run folder: whose it is, and whose model lies in it."""
 
+import shutil
 import subprocess
 
 import pytest
 from commands.small_runs import ENVIRONMENT, command_line, metrics, same_weights, small_once, strop
+
+from strop.runtime.run_folder import save_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -124,6 +127,28 @@ def test_a_full_disk_at_the_end_is_one_message_and_the_report_is_there(small, tm
     found = {path.name for path in (tmp_path / "run").iterdir()}
     assert "report.html" in found
     assert found.isdisjoint({"model", ".model.new"})
+
+
+@pytest.mark.parametrize("name", ["rollouts", "metrics.jsonl"])
+def test_files_that_stand_in_the_way_are_one_message(small, tmp_path, name):
+    run, flags = tmp_path / "run", ("--checkpoint-every-steps", "1", "--run.folder")
+    assert strop("train", small.train, "--num-steps", "1", *flags, run).code == 0
+    shutil.rmtree(run / "rollouts")
+    (run / "metrics.jsonl").unlink()
+    (run / "metrics.jsonl").mkdir() if name == "metrics.jsonl" else (run / "rollouts").write_text("mine")
+    done = strop("train", small.train, "--num-steps", "2", *flags, run, "--resume")
+    assert done.code == 2
+    assert f"run.folder = '{run}' cannot be written: " in done.err
+    assert f"({run / name}). What was written before is there still." in done.err
+
+
+def test_a_tokenizer_that_the_system_does_not_let_be_written_is_an_error_of_the_system(tmp_path):
+    class Tokenizer:
+        def save_pretrained(self, folder):
+            raise Exception("No space left on device (os error 28)")  # noqa: TRY002  as the library does
+
+    with pytest.raises(OSError, match="No space left"):
+        save_tokenizer(Tokenizer(), tmp_path)
 
 
 def test_held_out_data_may_be_named_on_top_of_a_run_that_had_none(small, tmp_path):

@@ -104,7 +104,7 @@ def test_an_option_of_another_kind_names_every_kind_that_has_it(refusal):
 def test_an_unknown_kind_is_refused_with_the_kinds_there_are(refusal):
     message = refusal(text=MINIMAL.replace("exact", "exakt"))
     assert message.startswith(
-        "reward.kind must be one of exact, number, math, dataset, function, slime, none, got 'exakt'."
+        "reward.kind must be one of exact, number, math, code, dataset, function, slime, none, got 'exakt'."
     )
 
 

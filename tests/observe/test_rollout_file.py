@@ -100,6 +100,7 @@ def test_rollouts_that_a_guard_blames_say_so_first(tmp_path):
     [
         ('{"reward": 1.0, "response": "x"}', "run.rollout_form = whole"),
         ("[1, 2", "must be a JSON object"),
+        ("[" * 99999, "must be a JSON object"),
         ("{}", "KeyError: 'tokens'"),
         (
             '{"tokens": [1], "response_spans": [[0, 3]], "rollout_logprobs": [], "policy_versions": []}',

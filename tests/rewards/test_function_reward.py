@@ -79,14 +79,15 @@ def test_a_function_that_is_not_there_is_an_error_before_anything_runs(function,
         ("def score(:", "SyntaxError"),
         ("raise KeyError('x')", "KeyError: 'x'"),
         ("import no_such_module", "No module named 'no_such_module'"),
+        ("import sys; sys.exit()", r"it ended the process: SystemExit\(\)"),
     ],
 )
-@pytest.mark.parametrize("function", ["broken.py:score", "broken:score"])
-def test_a_module_that_fails_to_load_is_an_error_with_its_cause(tmp_path, source, reason, function):
+@pytest.mark.parametrize("function, workers", [("broken.py:score", None), ("broken:score", None), ("broken:score", 0)])
+def test_a_module_that_fails_to_load_is_an_error_with_its_cause(tmp_path, source, reason, function, workers):
     (tmp_path / "broken.py").write_text(source)
     with pytest.raises(RewardError, match=rf"^reward\.function = '{function}': .* failed, .*{reason}") as caught:
-        make_scorer(FunctionRewardOptions(function=function))
-    assert isinstance(caught.value.__cause__, Exception)
+        make_scorer(FunctionRewardOptions(function=function, num_workers=workers))
+    assert isinstance(caught.value.__cause__, Exception | SystemExit)
 
 
 @pytest.mark.parametrize("batched", [False, True])

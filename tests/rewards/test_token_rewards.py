@@ -125,6 +125,12 @@ def test_a_wrong_number_of_them_is_an_error_with_both_counts_whatever_the_policy
         ("1.0", "turn", "must return one number for each turn (reward.per = turn), got 1.0"),
         ("'abcde'", "token", "must return one number for each token"),
         ("TokenRewards(5)", "response", "must return one number for each token, got 5 of type int"),
+        (
+            "TokenRewards({1: .1, 2: .2, 3: .3, 4: .4, 5: .5})",
+            "response",
+            "must return one number for each token, got {1",
+        ),
+        ("TurnRewards({3, 4})", "response", "must return one number for each turn, got {3, 4} of type set"),
         ("TokenRewards([1, 2, 'x', 4, 5])", "response", "must return a number, or None for no score, at token 2"),
         ("[[1], [2]]", "turn", "must return a number, or None for no score, at turn 0, got [1]"),
     ],

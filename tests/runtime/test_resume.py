@@ -300,11 +300,13 @@ def test_a_scorer_that_was_edited_is_said_when_a_run_is_resumed(small, tmp_path)
     assert "warning: the file of reward.function has changed" in again.out
 
 
-@pytest.mark.parametrize("damage", ['{"step": 3, "rew\n', '{"stxp": 3}\n', "[1]\n", "7\n"])
+@pytest.mark.parametrize(
+    "damage", ['{"step": 3, "rew\n', '{"step": "3"}\n', "[1]\n", "7\n", "\udcff\n", "[" * 99999 + "\n"]
+)
 def test_damaged_lines_of_metrics_do_not_keep_a_run_from_going_on(small, whole, stopped, damage):
     run = stopped(2)
     lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
-    (run / "metrics.jsonl").write_text(lines[0] + damage)
+    (run / "metrics.jsonl").write_text(lines[0] + damage, errors="surrogateescape")
     done = resume(small, run)
     assert done.code == 0, done.err
     assert "warning: metrics.jsonl has lines of 1 of the 2 steps made" in done.out

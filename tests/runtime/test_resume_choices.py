@@ -61,6 +61,46 @@ def test_auto_refuses_a_run_without_a_checkpoint_unless_it_may_be_replaced(small
     assert len(metrics(run)) == 1
 
 
+@pytest.mark.parametrize("num_steps_made, begins", [(0, True), (3, True), (4, False)])
+def test_auto_begins_a_run_again_that_ended_before_a_checkpoint_of_it_was_complete(
+    small, made, run, num_steps_made, begins
+):
+    """The first one, due after step 2, is complete before that of step 4 is."""
+    for name in ("checkpoints", "model"):
+        shutil.rmtree(run / name)
+    (run / "checkpoints/.step_000002.new").mkdir(parents=True)
+    (run / "metrics.jsonl").write_text("".join(f'{{"step": {step + 1}}}\n' for step in range(num_steps_made)))
+    config = (run / "config.toml").read_text().replace(str(made), str(run))
+    (run / "config.toml").write_text(config.replace("checkpoint_every_steps = 1", "checkpoint_every_steps = 2"))
+    done = train(small, run, "--resume", "auto", "--num-steps", "1")
+    if begins:
+        assert done.code == 0, done.err
+        assert [row["step"] for row in metrics(run)] == [1]
+        assert not (run / "rollouts/step_000002.jsonl").exists()  # of the run before
+        assert [path.name for path in (run / "checkpoints").iterdir()] == ["step_000001"]
+    else:
+        assert "holds a run without a checkpoint" in done.err
+
+
+@pytest.mark.parametrize("text", ["", "mine", "[run]\nfolder = 'runs/x'\ncheckpoint_every_steps = 9"])
+def test_auto_leaves_a_folder_of_ones_own_files_as_it_is(small, tmp_path, text):
+    """Such as the folder with one's own config.toml, named by run.folder = "."."""
+    (tmp_path / "config.toml").write_text(text)
+    done = train(small, tmp_path, "--resume", "auto", "--num-steps", "1")
+    assert done.code == 2
+    assert "holds a run without a checkpoint" in done.err
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"config.toml": text}
+
+
+def test_a_run_of_the_other_command_is_not_resumed(small, tmp_path):
+    folder = write_sft_small(tmp_path / "small")
+    flags = ("--checkpoint-every-steps", "1", "--run.folder", tmp_path / "run")
+    assert strop("sft", folder / "sft.toml", *flags, "--num-steps", "1").code == 0
+    done = train(small, tmp_path / "run", "--resume")
+    assert done.code == 2
+    assert "step_000001 is of strop sft. strop sft CONFIG --resume goes on from it." in done.err
+
+
 def test_auto_never_replaces_a_run_whose_checkpoints_are_all_damaged(small, run):
     for path in (run / "checkpoints").iterdir():
         (path / "run.json").unlink()

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from strop.config import TrainConfig, tree
+from strop.runtime.audit.engine_servers import standing
 from strop.runtime.audit.finding import Finding
 from strop.runtime.audit.runs import Config, Runs, is_meant
 from strop.runtime.audit.teacher_server import TeacherModel, serving
@@ -29,7 +30,7 @@ def audit(config: Config, *, every_kind: bool = False, only: str = "") -> Iterat
     only = check_only(config, only, every_kind)
     with tempfile.TemporaryDirectory(prefix="strop-audit-") as folder:
         write_workshop(Path(folder))
-        with _teacher_server(config, Path(folder)) as server:
+        with _teacher_server(config, Path(folder)) as server, _engine_servers(config, Path(folder)):
             runs = Runs(config, Path(folder), server)
             for path in tree.values(config):
                 if is_meant(path, only):
@@ -48,6 +49,11 @@ def _teacher_server(config: Config, folder: Path) -> AbstractContextManager[str]
     if not isinstance(config, TrainConfig) or not config.distillation.addresses:
         return nullcontext("")
     return serving(TeacherModel(folder / TEACHERS[0]))
+
+
+def _engine_servers(config: Config, folder: Path) -> AbstractContextManager[None]:
+    """What stands for the servers of an engine; nothing where a config has no engine."""
+    return standing(folder) if isinstance(config, TrainConfig) else nullcontext()
 
 
 def check_only(config: Config, only: str, every_kind: bool) -> str:

@@ -26,10 +26,28 @@ _ONLY_FOR = {
         "num_processes",
     ),
     "threads": ("num_threads",),
+    "servers": (
+        "kind",
+        "addresses",
+        "num_servers",
+        "python",
+        "server_args",
+        "pause_mode",
+        "transfer_folder",
+        "transfer_changes_only",
+    ),
 }
 
 # Options that say when a run gives up.
-_MEAN_ERRORS = ("timeout_s", "request_timeout_s", "process_timeout_s", "num_retries", "max_rounds")
+_MEAN_ERRORS = (
+    "timeout_s",
+    "request_timeout_s",
+    "start_timeout_s",
+    "process_timeout_s",
+    "num_retries",
+    "max_restarts",
+    "max_rounds",
+)
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -22,23 +23,41 @@ from strop.observe.console import QuietConsole
 from strop.observe.metrics_file import read_metrics
 from strop.rewards import Scorer, make_scorer
 from strop.rollout.seeds import mix_seed
+from strop.runtime.audit import engine_servers
 from strop.runtime.audit.outcome import Outcome
+from strop.runtime.audit.vllm_server import Spoil
 from strop.runtime.session import Session
 from strop.runtime.sft import sft
 from strop.runtime.train import opened, run
 from strop.trainers import merged
 from strop.types import Completion, Engine, GenerateRequest, GuardError, Prompt, Rollout, StepMetrics, StropError
 
+_PORT = re.compile(r"(?<=127\.0\.0\.1):\d+")  # another one in each run
 _ANSWERS = (("7", "7"), (" 7\n", "7"), ("7.4", "7"), ("x = 7", "7"), ("3", "7"), ("", "7"), (r"\boxed{7}", "7"))
 
+# Programs, with what they are to do, that take one thing more than others do.
+_FORKS = "import os, time\nif os.fork():\n    os.wait()\nelse:\n    time.sleep(0.2)"
+_PROGRAMS = (
+    ("x = 3", '["assert x == 3", "assert x == 4"]'),
+    ("bytearray(128 << 20)", "7"),
+    ("open('file', 'wb').write(bytes(3 << 20))", "7"),
+    (_FORKS, "7"),
+    ("import os\nis_apart = os.getpid() == 1 or os.getuid() > 60000", "assert is_apart"),
+)
 _BROKEN_ENTRY = {"dataset": "chain_sum", "options": {}, "entry": {}}  # a dataset's own scorer fails on it
 
 
-def probe(config: TrainConfig, *, spoil: Callable[[Session], None] = lambda session: None) -> Outcome:
+def probe(
+    config: TrainConfig,
+    *,
+    spoil: Callable[[Session], None] = lambda session: None,
+    fault: Callable[[], Spoil] | None = None,
+) -> Outcome:
     """Run a config, whose folder is thrown away afterwards, with a sampler whose log-probabilities are a little off, as another
     engine's would be. An error that the run ends with is part of the outcome. `spoil` may break something of the session
-    before it begins."""
+    before it begins, `fault` may come between the engine and its servers."""
     before, kind = torch.zeros(0), ""
+    engine_servers.begin(fault)
 
     def work() -> None:
         nonlocal before, kind
@@ -52,7 +71,23 @@ def probe(config: TrainConfig, *, spoil: Callable[[Session], None] = lambda sess
             run(session)
 
     found = _watched(work)
-    return _read(config.folder, before, replace(found, others={**found.others, "model": kind}))
+    others = {**found.others, "model": kind, "servers": engine_servers.seen()}
+    return _read(config.folder, before, replace(found, others=others))
+
+
+def probe_lost_server(config: TrainConfig) -> Outcome:
+    """The same, with an engine's server that is lost on the way."""
+    return probe(config, fault=engine_servers.lost_once)
+
+
+def probe_absent_server(config: TrainConfig) -> Outcome:
+    """The same, with one that nobody reaches."""
+    return probe(config, fault=engine_servers.absent)
+
+
+def probe_hanging_server(config: TrainConfig) -> Outcome:
+    """The same, with one that never answers."""
+    return probe(config, fault=engine_servers.hanging)
 
 
 def probe_sft(config: SFTConfig) -> Outcome:
@@ -74,7 +109,7 @@ def _watched(work: Callable[[], object]) -> Outcome:
         try:
             work()
         except StropError as stopped:
-            error, is_guard = str(stopped), isinstance(stopped, GuardError)
+            error, is_guard = _PORT.sub("", str(stopped)), isinstance(stopped, GuardError)
     used = torch.get_num_threads()
     torch.set_num_threads(threads)
     return Outcome(others={"threads": used, "forward passes": shapes}, error=error, is_guard=is_guard)
@@ -127,7 +162,7 @@ def probe_scorer(config: TrainConfig) -> Outcome:
 def _scores(reward: RewardOptions) -> list[Any]:
     scores: list[Any] = []
     scorer = make_scorer(reward)
-    for sample, (text, label) in enumerate(_ANSWERS):
+    for sample, (text, label) in enumerate(_PROGRAMS if reward.kind == "code" else _ANSWERS):
         prompt = Prompt(row=sample, tokens=(2,), text="", label=label, metadata=_BROKEN_ENTRY)
         rollout = Rollout(prompt, 0, sample, (2, 3), (False, True), (0.0, -1.0), (-1, 0), "stop", text=text)
         scores.append(_scored(scorer, rollout))

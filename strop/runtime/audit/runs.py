@@ -14,8 +14,9 @@ from strop.runtime.audit.finding import Finding
 from strop.runtime.audit.here import why_not_here
 from strop.runtime.audit.outcome import Outcome
 from strop.runtime.audit.probe import probe_scorer
-from strop.runtime.audit.scenarios import SCENARIOS, SFT_SCENARIOS, Scenario
+from strop.runtime.audit.scenarios import SCENARIOS, SERVER_SCENARIOS, SFT_SCENARIOS, Scenario
 from strop.runtime.audit.small import LEARNING_RATES, Values, is_of_reward, made_small, with_varied_rewards, write_data
+from strop.runtime.audit.small_parts import engine_servers
 from strop.runtime.audit.variations import CAN_VARY, has_one_value, is_choice, other_values
 from strop.runtime.audit.workshop import function_of, supplied
 from strop.types import ConfigError, UserError
@@ -36,6 +37,8 @@ class Runs:
     def __init__(self, config: Config, folder: Path, server: str, made: dict[Any, Outcome] | None = None) -> None:
         self.config, self.folder, self.server, self.root = config, folder, server, type(config)
         self.scenarios = SFT_SCENARIOS if isinstance(config, SFTConfig) else SCENARIOS
+        if isinstance(config, TrainConfig) and config.engine.kind == "vllm":
+            self.scenarios = (self.scenarios[0], *SERVER_SCENARIOS, *self.scenarios[1:])
         self._made = {} if made is None else made
         self._given = self._small()
         self._idle = {
@@ -94,7 +97,7 @@ class Runs:
     def _examine_values(self, found: Finding, allowed: list[_Trial]) -> Finding:
         """The first value that moves something."""
         path, error = found.path, ""
-        for scenario, trial in product(self.scenarios, allowed):
+        for scenario, trial in product(self._in_order(path), allowed):
             before, after = self._pair(scenario, path, trial)
             if before is None or after is None:
                 continue
@@ -108,11 +111,17 @@ class Runs:
             return replace(found, verdict="not tried", reason=why)
         return self._unmoved(found)
 
+    def _in_order(self, path: str) -> list[Scenario]:
+        """Scenarios, those without a whole run first for what scores by a process for each sample."""
+        kind = tree.values(self.config).get(f"{path.rpartition('.')[0]}.kind")
+        is_slow = is_of_reward(path) and kind == "code" and not path.endswith(".kind")
+        return sorted(self.scenarios, key=lambda scenario: is_slow and scenario.run is not probe_scorer)
+
     def _examine_choices(self, found: Finding, own: _Trial, allowed: list[_Trial]) -> Finding:
         """Every choice must differ from every other one somewhere."""
         path = found.path
         groups, acting = [[own, *allowed]], None
-        for scenario in self.scenarios:
+        for scenario in self._in_order(path):
             split = [part for group in groups for part in self._split(scenario, path, group)]
             if acting is None and own in split[0] and len(split[0]) < len(groups[0]):
                 other = next(trial for trial in groups[0] if trial not in split[0])
@@ -261,7 +270,7 @@ class Runs:
                 if not values:
                     return None
                 found[path] = values[0]
-        return found
+        return found | (engine_servers({f"{table}.kind": kind}, self.folder) if table == "engine" else {})
 
     def _with_varied_rewards(self, given: Values) -> Values:
         if self.root is not TrainConfig:

@@ -11,10 +11,13 @@ from strop.config import is_address
 from strop.runtime.audit.outcome import Outcome
 from strop.runtime.audit.probe import (
     probe,
+    probe_absent_server,
     probe_broken_losses,
     probe_early_jumps,
+    probe_hanging_server,
     probe_kl_jumps,
     probe_loss_jumps,
+    probe_lost_server,
     probe_scorer,
     probe_sft,
 )
@@ -161,6 +164,10 @@ def _bounded_gap(now: Values, folder: Path) -> Values:
     return {"guards.max_logprob_gap": 1e-3}
 
 
+def _soon_over(now: Values, folder: Path) -> Values:
+    return {"engine.start_timeout_s": 0.6, "engine.request_timeout_s": 0.6}
+
+
 SCENARIOS = (
     Scenario("", _as_it_is),
     Scenario("targets that are never reached", _out_of_reach),
@@ -182,6 +189,12 @@ SCENARIOS = (
     Scenario("early jumps", _as_it_is, probe_early_jumps),
     Scenario("an engine whose log-probabilities are off", _bounded_gap),
     Scenario("a larger run", _larger, is_larger=True),
+)
+# Of a config whose engine has servers, after the ordinary one.
+SERVER_SCENARIOS = (
+    Scenario("a server that is lost on the way", _as_it_is, probe_lost_server),
+    Scenario("a server that nobody reaches", _soon_over, probe_absent_server),
+    Scenario("a server that never answers", _soon_over, probe_hanging_server),
 )
 SFT_SCENARIOS = (
     Scenario("", _as_it_is, probe_sft),

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from strop.config import SFTConfig, TrainConfig
 from strop.config.tree import leaf_of, leaves, values
-from strop.runtime.audit.small_parts import Values, before_the_loss, teachers
+from strop.runtime.audit.small_parts import Values, before_the_loss, engine_servers, teachers
 from strop.runtime.audit.workshop import (
     CHARACTERS,
     COLUMNS,
@@ -48,7 +48,7 @@ def made_small(config: TrainConfig | SFTConfig, folder: Path, server: str) -> It
     fixed = _fixed(config, folder)
     if isinstance(config, TrainConfig):
         now = values(config)
-        fixed |= teachers(now, folder, server) | before_the_loss(now, fixed, folder)
+        fixed |= teachers(now, folder, server) | before_the_loss(now, fixed, folder) | engine_servers(now, folder)
     for total in (NUM_STEPS, 6, 8, 12):
         yield fixed | _steps(config, fixed, total)
 

@@ -25,6 +25,10 @@ class Refused(Exception):
         self.status = status
 
 
+class Dropped(Exception):
+    """The connection ends without an answer."""
+
+
 class TeacherModel:
     """A model folder behind the three paths that strop asks."""
 
@@ -68,6 +72,9 @@ def serving(answer: Answer) -> Iterator[str]:
             length = int(self.headers.get("Content-Length") or 0)
             try:
                 status, found = 200, answer(self.path, json.loads(self.rfile.read(length)) if length else None)
+            except Dropped:
+                self.close_connection = True
+                return
             except Refused as error:
                 status, found = error.status, {"error": {"message": str(error)}}
             sent = json.dumps(found).encode()

@@ -20,6 +20,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.utils import logging
 
 from strop.observe.rollout_file import write_rollouts
+from strop.runtime.audit.engine_servers import PYTHONS, addresses
 from strop.types import Prompt, Rollout
 
 COLUMNS = ("prompt_key", "label_key", "metadata_key", "source_key")
@@ -170,8 +171,13 @@ def supplied(path: str, now: dict[str, Any], folder: Path) -> tuple[Any, ...]:
         return (f"{folder}/scorer.py:keeps_{name}",)
     if path == "rollout.from_folder":
         return (_write_recorded(now, folder / "recorded"),)
+    if path == "engine.python":
+        return tuple(str(folder / name) for name in PYTHONS)
+    if path == "engine.addresses":
+        return addresses()[:1], addresses()
     of_name = {
         "path": (str(folder / "model"), str(folder / "other")),
+        "transfer_folder": (str(folder / "weights"), str(folder / "weights-other")),
         "folder": (str(folder / "run"), str(folder / "run-other")),
         "reward_key": ("one", "two"),
         "max_length_tokens": (7, 9),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import math
 from collections.abc import Callable
 from dataclasses import asdict
@@ -13,6 +12,7 @@ from typing import Any
 
 from strop.config.resuming import is_allowed
 from strop.observe.metrics_file import drop_metrics_after, read_metrics
+from strop.runtime.best import kept_step
 from strop.runtime.checkpoints import find_checkpoint, write_checkpoint
 from strop.runtime.differences import (
     Change,
@@ -133,8 +133,8 @@ def _restore_best(session: SFTSession, state: dict[str, Any]) -> None:
             session.console.warn("validation.data is not what it was: which model was best until now is forgotten.")
         return
     session.best = Best(best["step"], math.inf if best["loss"] is None else best["loss"], best["num_since"])
-    kept = session.folder.best / "best.json"
-    if kept.exists() and json.loads(kept.read_text(encoding="utf-8"))["step"] > session.step:
+    kept = kept_step(session.folder.best)
+    if kept is not None and kept > session.step:
         later = (
             "it is replaced as these steps are made again" if session.held_out else "it stays, without validation.data"
         )

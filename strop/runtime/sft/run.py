@@ -15,6 +15,7 @@ from strop.config.resuming import allowed_changes, resume_word
 from strop.config.tree import walk
 from strop.observe.console import Console, QuietConsole
 from strop.observe.report import write_report
+from strop.runtime.best import kept_step
 from strop.runtime.models import has_finite_weights
 from strop.runtime.random_states import seeded
 from strop.runtime.rank import serve_if_asked
@@ -75,7 +76,7 @@ def sft(
         interrupts.check()
         if session.step >= session.num_steps or session.has_lost_patience:
             console.warn(f"nothing is left to do: {_what_is_made(session)}.")
-        if overwrite and which is None:
+        if which is None and (overwrite or word is not None):
             folder.clear()
         interrupted = _run(session)
     best = session.best if session.best.step >= 0 else None
@@ -97,7 +98,7 @@ def _run(session: SFTSession) -> bool:
     folder, has_begun = session.folder, True
     with interrupts.stop_flag() as stop:
         try:
-            folder.config.write_text(to_toml(session.config), encoding="utf-8")
+            folder.write_config(to_toml(session.config))
             folder.objective.write_text(likelihood_formula(session.config), encoding="utf-8")
             imitate(session, stop)
         except UserError:  # of a run whose first step it ended nothing stays
@@ -146,7 +147,7 @@ def _write_report(session: SFTSession) -> None:
         rollouts=None,
     )
     parts = [f"model: {folder.model}"] if folder.model.exists() else []
-    if folder.best.exists():
+    if kept_step(folder.best) is not None:
         best = json.loads((folder.best / "best.json").read_text(encoding="utf-8"))
         parts.append(f"best (after step {best['step']}, validation loss {best['validation_loss']:.4f}): {folder.best}")
     session.console.note("    ".join([*parts, f"report: {folder.report}"]))

@@ -1,0 +1,103 @@
+"""Options of the engines: what samples."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from strop.config.addresses import is_address, is_host_and_port
+from strop.config.base import Idle, Options, Problem
+
+VLLM_HOTTEST = 2.0  # the largest temperature that vLLM's servers take
+_OF_SERVERS = "has none: vLLM decides how many sequences it samples at once; engine.server_args takes --max-num-seqs"
+
+
+class TorchEngineOptions(Options):
+    """Samples in this process, from the trainer's own weights."""
+
+    kind: Literal["torch"] = "torch"
+    max_sequences: int = Field(
+        default=64, ge=1, le=65536, description="Sequences sampled at the same time; the others wait for a free slot."
+    )
+
+
+class VLLMEngineOptions(Options):
+    """Samples in vLLM servers, which are given new weights after each step. Without addresses strop starts them itself."""
+
+    why_not: ClassVar[dict[str, str]] = {"max_sequences": _OF_SERVERS}
+
+    kind: Literal["vllm"] = "vllm"
+    addresses: tuple[str, ...] = Field(
+        default=(),
+        description="http://host:port of each server that is there already; prompts are spread over them. []: strop starts "
+        "servers itself.",
+    )
+    num_servers: int = Field(default=1, ge=1, le=64, description="How many servers strop starts on this machine.")
+    python: str = Field(
+        default=".venv-vllm/bin/python",
+        description="Python executable of the environment that has vLLM, for the servers that strop starts (make vllm-env).",
+    )
+    server_args: tuple[str, ...] = Field(
+        default=(),
+        description='More arguments for the servers that strop starts, as vllm serve takes them: ["--max-model-len", "4096"].',
+    )
+    start_timeout_s: float = Field(
+        default=600.0,
+        gt=0,
+        description="Seconds in which a server must answer after its start, or come back after it was lost.",
+    )
+    request_timeout_s: float = Field(
+        default=1800.0,
+        gt=0,
+        description="Seconds that an answer of a server may take: of sampling, and of taking weights.",
+    )
+    max_restarts: int = Field(
+        default=3,
+        ge=0,
+        le=1000,
+        description="How often in a row, without a sample in between, a lost server is started again or waited for; then the "
+        "run stops.",
+    )
+    pause_mode: Literal["keep", "wait", "abort"] = Field(
+        default="keep",
+        description="What becomes of samples in flight when new weights come: they go on with them, they end first, or they "
+        "end where they are (finish reason abort).",
+    )
+    transfer: Literal["files", "nccl", "ipc"] = Field(
+        default="files",
+        description="How weights reach the servers: as safetensors files that both sides can read, from GPU to GPU (nccl), or "
+        "within one GPU (ipc). The last two need vLLM in strop's own environment, too.",
+    )
+    transfer_folder: str | None = Field(
+        default=None,
+        description="Folder for the files of weights; below /dev/shm it is shared memory. none: a temporary folder.",
+    )
+    transfer_changes_only: bool = Field(
+        default=False,
+        description="Write only what changed, for a slow disk or network. Both sides then hold a copy of all weights.",
+    )
+
+    def problems(self) -> Iterator[Problem]:
+        for address in self.addresses:
+            if not (is_address(address) and is_host_and_port(address)):
+                yield Problem(
+                    "addresses",
+                    f"must be of the form http://host:port, with a port up to 65535 and no path, got {address!r}.",
+                )
+        if len(set(self.addresses)) < len(self.addresses):
+            yield Problem("addresses", f"must be different servers, got {list(self.addresses)}.")
+        if not self.python.strip():
+            yield Problem("python", f"must be a Python executable, got {self.python!r}.")
+
+    def idle(self) -> Iterator[Idle]:
+        if self.addresses:
+            for name in ("num_servers", "python", "server_args"):
+                yield Idle(name, "is only used for servers that strop starts (without engine.addresses)")
+        if self.transfer != "files":
+            for name in ("transfer_folder", "transfer_changes_only"):
+                yield Idle(name, "is only used with engine.transfer = files")
+
+
+EngineOptions = Annotated[TorchEngineOptions | VLLMEngineOptions, Field(discriminator="kind")]

@@ -1,0 +1,136 @@
+"""What stands for an engine's servers while a config is audited: two of them, and a program that is started in place of vLLM's
+and hands what it is asked to one of them."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from strop.runtime.audit.teacher_server import Dropped, serving
+from strop.runtime.audit.vllm_server import Spoil, StandIn
+
+PYTHONS = ("vllm-python", "other-vllm-python")  # in the workshop's folder, after `standing` was entered
+_STANDING: dict[str, StandIn] = {}  # by address, while an audit lasts
+
+# Started as Python is for a server of vLLM; it ends when its standard input does.
+_PROXY = """
+import http.client, http.server, json, os, sys, threading
+
+name, targets, given = sys.argv[1], sys.argv[2].split(","), sys.argv[4:]
+port = int(given[given.index("--port") + 1])
+
+def ask(method, path, body):
+    connection = http.client.HTTPConnection(targets[0])
+    connection.request(method, path, body, {"Content-Type": "application/json"})
+    answer = connection.getresponse()
+    return answer.status, answer.read()
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def respond(self):
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        try:
+            status, found = ask(self.command, self.path, body)
+        except (OSError, http.client.HTTPException):
+            return  # the connection ends without an answer
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(found)))
+        self.end_headers()
+        self.wfile.write(found)
+
+    do_GET = do_POST = respond
+
+    def log_message(self, *given):
+        pass
+
+class Server(http.server.ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 256
+
+def end():
+    sys.stdin.buffer.read()
+    os._exit(0)
+
+threading.Thread(target=end, daemon=True).start()
+server = Server(("127.0.0.1", port), Handler)
+status, place = ask("POST", "/audit_started", json.dumps(" ".join([name, *(word for word in given if word != str(port))])))
+targets = targets[int(place) % len(targets):]
+server.serve_forever()
+"""
+
+
+@contextmanager
+def standing(folder: Path) -> Iterator[None]:
+    """Servers with the workshop's model, for as long as this lasts."""
+    with ExitStack() as servers:
+        for _ in range(2):
+            stand_in = StandIn(folder / "model")
+            _STANDING[servers.enter_context(serving(stand_in))] = stand_in
+        targets = ",".join(address.removeprefix("http://") for address in _STANDING)
+        (folder / "proxy.py").write_text(_PROXY)
+        for name in PYTHONS:
+            path = folder / name
+            path.write_text(f'#!/bin/sh\nexec "{sys.executable}" -S "{folder}/proxy.py" {name} {targets} "$@"\n')
+            path.chmod(0o755)
+        try:
+            yield
+        finally:
+            begin()  # whoever hangs goes on
+            _STANDING.clear()
+
+
+def addresses() -> tuple[str, ...]:
+    return tuple(_STANDING)
+
+
+def begin(spoil: Callable[[], Spoil] | None = None) -> None:
+    """Have the servers be as they were in the beginning, each with a fault of its own where one is asked for."""
+    for stand_in in _STANDING.values():
+        stand_in.begin(None if spoil is None else spoil())
+
+
+def seen() -> list[dict[str, int]]:
+    """What each server was asked to do since it began."""
+    return [dict(stand_in.seen) for stand_in in _STANDING.values()]
+
+
+def lost_once() -> Spoil:
+    """The third sample that is asked for is not answered."""
+    count = 0
+    guard = threading.Lock()
+
+    def spoil(path: str, body: Any, answer: Callable[[], Any]) -> Any:
+        nonlocal count
+        if path.endswith("/generate"):
+            with guard:
+                count += 1
+                if count == 3:
+                    raise Dropped
+        return answer()
+
+    return spoil
+
+
+def absent() -> Spoil:
+    """Nobody answers."""
+
+    def spoil(path: str, body: Any, answer: Callable[[], Any]) -> Any:
+        raise Dropped
+
+    return spoil
+
+
+def hanging(limit_s: float = 5.0) -> Spoil:
+    """Samples are asked for, and never come."""
+    over = threading.Event()
+
+    def spoil(path: str, body: Any, answer: Callable[[], Any]) -> Any:
+        if path.endswith("/generate"):
+            over.wait(limit_s)
+            raise Dropped
+        return answer()
+
+    return spoil

@@ -1,0 +1,106 @@
+"""strop train with engine.kind = vllm, against a small server that samples as the engine torch does."""
+
+from pathlib import Path
+
+import pytest
+from commands.small_runs import metrics, same_weights, small_once, strop
+
+from strop.runtime.audit import engine_servers
+from strop.runtime.audit.teacher_server import Dropped, serving
+from strop.runtime.audit.vllm_server import StandIn
+
+OF_SERVERS = ("weights_bytes", "engine_restarts")
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    return small_once(tmp_path_factory)
+
+
+@pytest.fixture(scope="module")
+def server(small):
+    return StandIn(small.start)
+
+
+@pytest.fixture
+def flags(server):
+    server.begin()
+    with serving(server) as address:
+        yield ["--engine.kind", "vllm", "--engine.addresses", f'["{address}"]']
+
+
+def train(small, folder, *flags):
+    done = strop("train", small.train, *flags, "--run.folder", folder)
+    assert done.code == 0, done.err
+    return done
+
+
+def numbers(folder):
+    return [{k: v for k, v in row.items() if k not in OF_SERVERS} for row in metrics(folder)]
+
+
+def test_a_run_is_that_of_the_engine_torch_though_its_server_is_lost_on_the_way(small, server, flags, tmp_path):
+    count = 0
+
+    def lose(path, body, answer):
+        nonlocal count
+        count += path.endswith("/generate")
+        if count in (5, 40):
+            raise Dropped
+        return answer()
+
+    server.begin(lose)
+    done = train(small, tmp_path / "served", *flags, *small.eval_flags)
+    train(small, tmp_path / "own", *small.eval_flags)
+    served, own = numbers(tmp_path / "served"), numbers(tmp_path / "own")
+    assert [row.keys() for row in served] == [row.keys() for row in own]
+    skip = {"logprob_gap", "logprob_gap_max"}  # rounding themselves
+    for row, other in zip(served, own, strict=True):
+        assert [k for k in row if k not in skip and row[k] != pytest.approx(other[k], rel=2e-3, abs=1e-4)] == []
+    assert sum(row.get("engine_restarts", 0) for row in metrics(tmp_path / "served")) == 2
+    assert (done.out + done.err).count("is lost") == 2
+
+
+def test_a_run_that_is_resumed_goes_on_as_if_it_had_not_stopped(small, server, flags, tmp_path):
+    train(small, tmp_path / "whole", *flags)
+    server.begin()
+    train(small, tmp_path / "parts", *flags, "--num-steps", "2", "--run.checkpoint_every_steps", "1")
+    server.begin()  # as after its machine was away
+    train(small, tmp_path / "parts", *flags, "--run.checkpoint_every_steps", "1", "--resume")
+    assert same_weights(tmp_path / "whole/model", tmp_path / "parts/model")
+
+
+def test_an_evaluation_alone_samples_in_the_servers_too(small, server, flags):
+    done = strop("eval", small.train, *small.eval_flags, *flags)
+    assert done.code == 0, done.err
+    assert server.num_sampled > 8
+
+
+def test_an_evaluation_ends_the_servers_that_it_starts(small, tmp_path):
+    (tmp_path / "model").symlink_to(small.start)
+    with engine_servers.standing(tmp_path):
+        python = str(tmp_path / engine_servers.PYTHONS[0])
+        done = strop("eval", small.train, *small.eval_flags, "--engine.kind", "vllm", "--engine.python", python)
+    assert done.code == 0, done.err
+    assert "starts; its log is /" in done.out + done.err
+    log = (done.out + done.err).partition("its log is ")[2].split()[0]
+    assert not Path(log).parent.exists()
+
+
+def test_a_server_that_is_not_there_ends_the_command_with_one_line_and_nothing_written(small, tmp_path):
+    folder = tmp_path / "run"
+    done = strop(
+        "train",
+        small.train,
+        "--engine.kind",
+        "vllm",
+        "--engine.addresses",
+        '["http://127.0.0.1:1"]',
+        "--engine.start_timeout_s",
+        "0.2",
+        "--run.folder",
+        folder,
+    )
+    assert done.code != 0
+    assert "engine.start_timeout_s = 0.2 s went by in which vLLM server http://127.0.0.1:1 did not answer" in done.err
+    assert "Traceback" not in done.err

@@ -1,0 +1,57 @@
+"""What an engine's options may be, and what cannot act beside what."""
+
+import pytest
+
+from strop.config import TrainConfig, make_config
+from strop.types import ConfigError
+
+VALID = {"model": {"path": "m"}, "data": {"kind": "jsonl", "path": "d"}, "reward": {"kind": "exact"}}
+
+
+def config(**engine):
+    more = {name: engine.pop(name) for name in ("rollout", "lora") if name in engine}
+    return make_config(TrainConfig, VALID | more | {"engine": {"kind": "vllm", **engine}}, {}, file="x.toml").engine
+
+
+def refusal(**engine):
+    with pytest.raises(ConfigError) as found:
+        config(**engine)
+    return str(found.value)
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["10.0.0.2:8000", "http://host:8000/v1", "http://host:0", "http://host:99999", "http://me@host:1", "", "ftp://h:1"],
+)
+def test_an_address_that_is_none_is_refused(address):
+    assert refusal(addresses=[address]).startswith("engine.addresses must be of the form http://host:port")
+
+
+def test_a_server_that_is_named_twice_is_refused():
+    assert "engine.addresses must be different servers" in refusal(addresses=["http://a:1", "http://a:1"])
+    assert config(addresses=["http://a:1", "https://b:2"]).addresses == ("http://a:1", "https://b:2")
+
+
+@pytest.mark.parametrize("name, value", [("num_servers", 2), ("python", "python3"), ("server_args", ["--seed", "1"])])
+def test_what_is_said_of_servers_to_start_is_refused_beside_addresses(name, value):
+    assert f"engine.{name}" in refusal(addresses=["http://a:1"], **{name: value})
+    assert getattr(config(**{name: value}), name) is not None
+
+
+@pytest.mark.parametrize("name, value", [("transfer_folder", "w"), ("transfer_changes_only", True)])
+@pytest.mark.parametrize("transfer", ["nccl", "ipc"])
+def test_what_is_said_of_files_is_refused_where_there_are_none(name, value, transfer):
+    assert "is only used with engine.transfer = files" in refusal(transfer=transfer, **{name: value})
+
+
+def test_options_of_the_engine_torch_say_where_they_belong():
+    assert "vLLM decides how many sequences it samples at once" in refusal(max_sequences=8)
+
+
+def test_a_temperature_that_vllm_does_not_take_is_refused_before_anything_starts():
+    message = refusal(rollout={"temperature": 2.5})
+    assert message.startswith("rollout.temperature must be at most 2 with engine.kind = vllm, got 2.5: its servers")
+
+
+def test_adapters_are_refused_because_servers_take_whole_weights():
+    assert refusal(lora={"rank": 4}).startswith("lora.rank must be none with engine.kind = vllm, got 4")

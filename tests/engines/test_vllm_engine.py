@@ -1,0 +1,399 @@
+"""The engine vllm, against a small server that holds to vLLM's protocol and samples by the numbers of the engine torch: what
+comes back, new weights, and what becomes of servers that fail."""
+
+import asyncio
+import threading
+from contextlib import ExitStack
+
+import pytest
+import tiny_models
+import torch
+from made_requests import engine_of, request, run
+
+from strop.config import VLLMEngineOptions
+from strop.engines.vllm.engine import VLLMEngine
+from strop.engines.vllm.process import Served
+from strop.runtime.audit.teacher_server import Dropped, Refused, serving
+from strop.runtime.audit.vllm_server import StandIn
+from strop.types import EngineError, GuardError, ModelError, UserError, WaitError
+
+REQUESTS = [request([3, 4], seeds=(1, 2, 3)), request([5], seeds=(4,)), request([9, 8, 7, 6], seeds=(5, 6))]
+DEADLINE_S = 20
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("served") / "model"
+    tiny_models.llama().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def servers(folder):
+    """Two stand-ins and their addresses."""
+    with ExitStack() as open_servers:
+        yield [
+            (stand_in, open_servers.enter_context(serving(stand_in)))
+            for stand_in in [StandIn(folder) for _ in range(2)]
+        ]
+
+
+@pytest.fixture
+def server(servers):
+    """The first of them, as one that was just started."""
+    for stand_in, _ in servers:
+        stand_in.begin()
+    return servers[0][0]
+
+
+@pytest.fixture
+def model():
+    return tiny_models.llama()
+
+
+@pytest.fixture
+def vllm(server, servers, model):
+    """Runs work with an engine, which is closed then; options as they are given."""
+
+    def run_with(work, *, num=1, stop=(), tell=lambda words: None, of=None, **changes):
+        addresses = changes.pop("addresses", [address for _, address in servers[:num]])
+        given = {"start_timeout_s": 10.0, "request_timeout_s": 10.0, **changes}
+        chosen = VLLMEngineOptions(addresses=tuple(addresses), **given)
+        weights = list((of or model).named_parameters())
+        engine = VLLMEngine(chosen, Served("", "float32", True), weights, stop_token_ids=stop, tell=tell)
+
+        async def whole():
+            try:
+                async with asyncio.timeout(DEADLINE_S):
+                    return await work(engine)
+            finally:
+                await engine.close()
+
+        return asyncio.run(whole())
+
+    return run_with
+
+
+def all_of(requests):
+    async def work(engine):
+        return await asyncio.gather(*map(engine.generate, requests))
+
+    return work
+
+
+def agree(found, wanted):
+    """Tokens, ends and versions are the same, log-probabilities up to rounding."""
+    pairs = [(a, b) for one, other in zip(found, wanted, strict=True) for a, b in zip(one, other, strict=True)]
+    assert [(a.tokens, a.finish_reason, a.policy_versions) for a, _ in pairs] == [
+        (b.tokens, b.finish_reason, b.policy_versions) for _, b in pairs
+    ]
+    assert max(abs(x - y) for a, b in pairs for x, y in zip(a.logprobs, b.logprobs, strict=True)) < 1e-4
+
+
+# ---- samples ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num", [1, 2])
+def test_samples_are_those_of_the_engine_torch(vllm, model, servers, num):
+    found = vllm(all_of(REQUESTS), num=num)
+    agree(found, run(engine_of(model), *REQUESTS))
+    assert [stand_in.num_sampled > 0 for stand_in, _ in servers] == [True, num == 2]
+
+
+def test_end_tokens_of_the_engine_and_of_the_request_end_a_sample(vllm, model):
+    asked = request([3, 4], seeds=range(1, 9), length=30, stop_token_ids=(5, 6))
+    found = vllm(all_of([asked]), stop=(7, 8, 9))
+    agree(found, run(engine_of(model, stop=(7, 8, 9)), asked))
+    assert {c.finish_reason for c in found[0]} == {"stop"}
+
+
+def test_logprobs_are_those_at_the_sampling_temperature(vllm, model):
+    asked = request([3, 4], seeds=(1, 2), temperature=0.5)
+    agree(vllm(all_of([asked])), run(engine_of(model), asked))
+
+
+def test_a_server_that_gives_logprobs_at_temperature_1_alone_is_refused(vllm, folder):
+    with serving(StandIn(folder, at_temperature=False)) as address:
+        with pytest.raises(UserError, match="--logprobs-mode processed_logprobs"):
+            vllm(all_of([request([3], temperature=0.5)]), addresses=[address])
+        vllm(all_of([request([3])]), addresses=[address])
+
+
+def test_given_tokens_are_scored_as_the_engine_torch_scores_them(vllm, model):
+    tokens = [3, 4, 9, 11, 2]
+    wanted = asyncio.run(engine_of(model).logprobs(tokens))
+    assert vllm(lambda engine: engine.logprobs(tokens)) == pytest.approx(wanted, abs=1e-5)
+
+
+def test_a_prompt_too_long_for_the_server_is_refused(vllm):
+    with pytest.raises(UserError, match="8192 positions, got 2 prompt tokens"):
+        vllm(all_of([request([3, 4], length=8191)]))
+
+
+# ---- weights ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_first_sample_is_of_the_trainers_weights_whatever_the_server_began_with(vllm):
+    own = tiny_models.llama(7)
+    agree(vllm(all_of(REQUESTS), of=own), run(engine_of(own), *REQUESTS))
+
+
+def test_a_run_that_is_resumed_counts_versions_on_from_where_it_was(vllm):
+    async def work(engine):
+        engine.policy_version = 5
+        return await engine.generate(REQUESTS[0])
+
+    assert {v for c in vllm(work) for v in c.policy_versions} == {5}
+
+
+@pytest.mark.parametrize("changes_only", [False, True], ids=["whole", "changes only"])
+def test_after_an_update_all_servers_sample_what_the_source_would(vllm, changes_only, tmp_path):
+    source = tiny_models.llama(7)
+
+    async def work(engine):
+        await engine.generate(REQUESTS[0])
+        first = await engine.update_weights(source.named_parameters(), 3)
+        found = await asyncio.gather(*map(engine.generate, REQUESTS))
+        with torch.no_grad():
+            source.model.embed_tokens.weight[4, 2] += 0.5
+            source.lm_head.weight[7] *= 1.5
+        second = await engine.update_weights(source.named_parameters(), 4)
+        return found, first, second, await asyncio.gather(*map(engine.generate, REQUESTS))
+
+    kept = {name: p.detach().clone() for name, p in source.named_parameters()}
+    found, first, second, then = vllm(
+        work, num=2, transfer_changes_only=changes_only, transfer_folder=str(tmp_path / "weights")
+    )
+    agree(then, _at_version(run(engine_of(source), *REQUESTS), 4))
+    source.load_state_dict(kept)
+    agree(found, _at_version(run(engine_of(source), *REQUESTS), 3))
+    num_bytes = sum(p.nbytes for p in source.parameters())
+    assert first["weights_bytes"].value > 4 * num_bytes  # of the first sample and of the update, for two servers
+    assert first["seconds/weights"].value > 0
+    assert (second["weights_bytes"].value < num_bytes) is changes_only
+    assert list((tmp_path / "weights").iterdir()) == []
+
+
+def _at_version(answers, version):
+    from dataclasses import replace
+
+    return [[replace(c, policy_versions=(version,) * len(c.tokens)) for c in cs] for cs in answers]
+
+
+@pytest.mark.parametrize("mode", ["keep", "wait", "abort"])
+def test_every_token_in_flight_says_which_weights_sampled_it(vllm, server, mode):
+    asked = request([3], seeds=(1,), length=60)
+    server.begin(token_s=0.01)
+
+    async def work(engine):
+        await engine.generate(request([3], length=1))
+        flying = asyncio.create_task(engine.generate(asked))
+        while server.num_sampled < 20:
+            await asyncio.sleep(0.001)
+        await engine.update_weights(tiny_models.llama(7).named_parameters(), 1)
+        return await flying
+
+    completions = vllm(work, pause_mode=mode)
+    assert {v for c in completions for v in c.policy_versions} == {"keep": {0, 1}, "wait": {0}, "abort": {0}}[mode]
+    assert all(list(c.policy_versions) == sorted(c.policy_versions) for c in completions)
+    assert {c.finish_reason for c in completions} == {"abort" if mode == "abort" else "length"}
+    assert all(len(c.tokens) == 60 for c in completions) is (mode != "abort")
+
+
+def test_a_renamed_tensor_is_an_error_that_lists_missing_and_unexpected_names(vllm, model):
+    """Case 23, on the trainer's side: the server is not even paused."""
+    weights = dict(model.named_parameters())
+    weights["model.norm.scale"] = weights.pop("model.norm.weight")
+    with pytest.raises(ModelError) as refused:
+        vllm(lambda engine: engine.update_weights(weights.items(), 1))
+    assert "missing ['model.norm.weight'], unexpected ['model.norm.scale']" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "changes, said",
+    [
+        ({"tie_word_embeddings": True}, "missing ['lm_head.weight']"),
+        ({"intermediate_size": 20}, "mlp.up_proj.weight (20, 16)"),
+    ],
+    ids=["names", "shapes"],
+)
+def test_a_server_of_another_model_refuses_the_weights_and_says_why(vllm, changes, said):
+    """Case 23, on the server's side, which holds an untied model."""
+    with pytest.raises(ModelError, match="weights do not fit the model of vLLM server http://127") as refused:
+        vllm(all_of(REQUESTS), of=tiny_models.llama(**changes))
+    assert said in str(refused.value)
+
+
+def test_a_tied_head_follows_its_embedding(vllm, tmp_path):
+    """Case 23: the trainer sends the embedding alone, and the served folder has no head of its own."""
+    source = tiny_models.tied_llama(7)
+    tiny_models.tied_llama().save_pretrained(tmp_path / "tied")
+    with serving(StandIn(tmp_path / "tied")) as address:
+        agree(vllm(all_of(REQUESTS), of=source, addresses=[address]), run(engine_of(source), *REQUESTS))
+
+
+# ---- servers that fail ------------------------------------------------------------------------------------------------
+
+
+def on(path, act, *, calls=(1,)):
+    """A fault in the calls of these numbers to a path."""
+    count, guard = 0, threading.Lock()
+
+    def spoil(where, body, answer):
+        nonlocal count
+        if not where.endswith(path):
+            return answer()
+        with guard:
+            count += 1
+            is_meant = count in calls
+        return act(answer) if is_meant else answer()
+
+    return spoil
+
+
+def drop(answer):
+    raise Dropped
+
+
+def changed(change):
+    """An answer with something different in its first choice."""
+
+    def act(answer):
+        found = answer()
+        change(found["choices"][0])
+        return found
+
+    return act
+
+
+@pytest.mark.parametrize(
+    "path", ["/generate", "/pause", "/start_weight_update", "/update_weights", "/finish_weight_update"]
+)
+def test_a_connection_that_is_lost_costs_no_sample_and_is_told(vllm, server, model, path):
+    told = []
+    server.begin(on(path, drop, calls=(2,)))
+
+    async def work(engine):
+        await engine.generate(REQUESTS[0])
+        metrics = await engine.update_weights(tiny_models.llama(7).named_parameters(), 1)
+        return await asyncio.gather(*map(engine.generate, REQUESTS)), metrics
+
+    found, metrics = vllm(work, tell=told.append)
+    agree(found, _at_version(run(engine_of(tiny_models.llama(7)), *REQUESTS), 1))
+    assert metrics["engine_restarts"].value == 1
+    assert len(told) == 1
+    assert "is lost" in told[0]
+
+
+def test_a_server_that_was_started_again_behind_the_engines_back_is_found_out(vllm, server, servers):
+    source = tiny_models.llama(7)
+
+    async def work(engine):
+        await engine.update_weights(source.named_parameters(), 1)
+        server.begin()  # the weights of its folder, under no label of this run
+        return await asyncio.gather(*map(engine.generate, REQUESTS))
+
+    told = []
+    agree(vllm(work, tell=told.append), _at_version(run(engine_of(source), *REQUESTS), 1))
+    assert ["weights that this run did not give it" in words for words in told] == [True]
+
+
+def test_a_server_that_lacks_what_changes_apply_to_is_given_all_weights(vllm, server):
+    source = tiny_models.llama(7)
+
+    async def work(engine):
+        await engine.generate(REQUESTS[0])
+        server.begin()
+        with torch.no_grad():
+            source.lm_head.weight[7] *= 1.5
+        await engine.update_weights(source.named_parameters(), 1)
+        return await asyncio.gather(*map(engine.generate, REQUESTS))
+
+    found = vllm(work, transfer_changes_only=True, of=tiny_models.llama(7))
+    agree(found, _at_version(run(engine_of(source), *REQUESTS), 1))
+
+
+def test_a_server_that_is_lost_again_and_again_ends_the_run(vllm, server):
+    server.begin(on("/generate", drop, calls=range(1, 100)))
+    with pytest.raises(EngineError, match=r"was lost 3 times in a row \(engine\.max_restarts = 2\): /inference"):
+        vllm(all_of([request([3])]), max_restarts=2)
+
+
+def test_a_server_that_does_not_answer_is_named_when_its_time_is_over(vllm, server):
+    over = threading.Event()
+    server.begin(on("/generate", lambda answer: over.wait(10)))
+    try:
+        with pytest.raises(
+            WaitError, match=r"engine\.request_timeout_s = 0\.2 s went by in which vLLM server http://127"
+        ):
+            vllm(all_of([request([3])]), request_timeout_s=0.2)
+    finally:
+        over.set()
+
+
+def test_a_server_that_is_not_there_is_named_when_its_time_is_over(vllm):
+    with pytest.raises(
+        WaitError, match=r"engine\.start_timeout_s = 0\.3 s went by in which vLLM server http://127\.0\.0\.1:1 "
+    ):
+        vllm(all_of([request([3])]), addresses=["http://127.0.0.1:1"], start_timeout_s=0.3)
+
+
+def test_a_server_that_says_other_weights_after_an_update_ends_the_run(vllm, server):
+    server.begin(on("/weight_info", lambda answer: {"weight_version": "default"}, calls=(1, 2)))
+    with pytest.raises(EngineError, match=r"must hold weights .*:0:0 after its update, and says default"):
+        vllm(all_of([request([3])]))
+
+
+def test_files_that_arrive_damaged_are_an_error(vllm, server, monkeypatch):
+    def damage(answer):
+        server._inbox.check = lambda parcel: None
+        taken = server._inbox.take
+
+        def take(parcel, *, keep):
+            return taken(type(parcel)(**{**parcel.as_json(), "checksum": "0" * 64}), keep=keep)
+
+        server._inbox.take = take
+        return answer()
+
+    server.begin(on("/update_weights", damage))
+    with pytest.raises(ModelError, match=r"the checksum of what was read is [0-9a-f]{12}, not 000000000000"):
+        vllm(all_of([request([3])]))
+
+
+def refuse(answer):
+    raise Refused(404, "Not Found")
+
+
+@pytest.mark.parametrize(
+    "path, act, kind, said",
+    [
+        (
+            "/generate",
+            changed(lambda c: c.update(logprobs=None)),
+            EngineError,
+            "a log-probability and a version with every token",
+        ),
+        ("/generate", changed(lambda c: c.update(weight_versions=None)), EngineError, "a version with every token"),
+        ("/generate", changed(lambda c: c["token_ids"].append(3)), EngineError, "a log-probability and a version"),
+        ("/generate", changed(lambda c: c["logprobs"]["content"][2].update(logprob=-9999.0)), GuardError, "not finite"),
+        ("/generate", changed(lambda c: c.pop("finish_reason")), EngineError, "not in its protocol"),
+        ("/generate", refuse, UserError, "does not offer /inference/v1/generate, which strop needs"),
+        ("/weight_info", refuse, UserError, "does not offer /weight_info"),
+        ("/init_weight_transfer_engine", refuse, UserError, "does not offer /init_weight_transfer_engine"),
+    ],
+    ids=[
+        "no logprobs",
+        "no versions",
+        "a token too many",
+        "not finite",
+        "no reason",
+        "no path",
+        "no labels",
+        "no transfer",
+    ],
+)
+def test_an_answer_that_lacks_something_ends_the_run_and_says_what(vllm, server, path, act, kind, said):
+    server.begin(on(path, act))
+    with pytest.raises(kind) as ended:
+        vllm(all_of([request([3])]))
+    assert said in str(ended.value)

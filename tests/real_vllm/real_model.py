@@ -1,0 +1,98 @@
+"""What the tests against a real vLLM share: a model folder, other weights for it, and the servers' options."""
+
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+from commands.small_runs import write_model, write_tokenizer
+from transformers import AutoModelForCausalLM
+
+from strop.config import VLLMEngineOptions
+from strop.types import GenerateRequest, Sampling
+
+LETTERS = "abcdefgh0123456789 +-*/=?.,:;()<>"
+
+
+def write_real_model(folder):
+    """A model that vLLM takes (its attention wants heads of 32 or more), with a head that is tied to its embedding."""
+    shape = {"hidden_size": 128, "intermediate_size": 256, "max_position_embeddings": 512}
+    write_model(folder, vocab_size=write_tokenizer(folder, LETTERS), **shape)
+    return folder
+
+
+def load(folder):
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+def moved(model, by, seed=0):
+    """Every weight a little elsewhere, relative to its size; in place."""
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(by * parameter.abs().mean() * torch.randn_like(parameter))
+    return model
+
+
+def options(python, addresses=(), **changes):
+    given = {"addresses": tuple(addresses), **changes}
+    return VLLMEngineOptions(python=str(python), **given) if not addresses else VLLMEngineOptions(**given)
+
+
+def requests(model, *, num_prompts=4, samples=2, length=12, temperature=1.0):
+    """Prompts of random ids, of several lengths."""
+    draw = torch.Generator().manual_seed(1)
+    top = model.config.vocab_size
+    return [
+        GenerateRequest(
+            tuple(torch.randint(2, top, (5 + 9 * place,), generator=draw).tolist()),
+            tuple(range(10 * place, 10 * place + samples)),
+            Sampling(max_response_tokens=length, temperature=temperature),
+        )
+        for place in range(num_prompts)
+    ]
+
+
+@torch.no_grad()
+def logprobs_of(model, prompt, tokens, temperature=1.0):
+    """The trainer's view of sampled tokens."""
+    ids = torch.tensor([[*prompt, *tokens]])
+    rows = (model(ids, use_cache=False).logits[0, len(prompt) - 1 : -1] / temperature).log_softmax(-1)
+    return rows.gather(-1, torch.tensor(tokens)[:, None]).squeeze(-1).tolist()
+
+
+def largest_gap(model, asked, answers, temperature=1.0):
+    """Between the log-probabilities that came with samples and those of a model."""
+    gaps = [
+        abs(a - b)
+        for request, completions in zip(asked, answers, strict=True)
+        for c in completions
+        for a, b in zip(c.logprobs, logprobs_of(model, request.prompt_tokens, c.tokens, temperature), strict=True)
+    ]
+    assert len(gaps) > 20
+    return max(gaps)
+
+
+def servers_below(pid):
+    """The ids of all processes of vLLM servers that a process started."""
+    children = {}
+    for place in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError, ValueError):  # it ends meanwhile
+            parent = int((place / "stat").read_text().rpartition(")")[2].split()[1])
+            children.setdefault(parent, []).append(int(place.name))
+    return {
+        below
+        for child in children.get(pid, [])
+        if "strop_vllm.py" in _command(child)
+        for below in _all_of(child, children)
+    }
+
+
+def _all_of(pid, children):
+    return [pid, *(below for child in children.get(pid, []) for below in _all_of(child, children))]
+
+
+def _command(pid):
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode()
+    except OSError:
+        return ""
