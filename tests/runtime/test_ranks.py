@@ -94,6 +94,24 @@ def test_a_run_is_resumed_on_any_number_of_processes(small, runs, tmp_path, then
     check_close(folder, runs[then])
 
 
+def test_a_step_of_two_processes_is_redone_to_the_bit(runs, tmp_path):
+    done = strop("replay", runs[2], "--step", "3")
+    assert done.code == 0, done.err
+    assert strop("replay", runs[2], "--step", "3", "--num-processes", "1").code == 1  # sums in another order
+
+
+def test_fine_tuning_in_two_processes_is_that_of_one(small, tmp_path):
+    held_out = ("--validation.data.path", small.folder / "demonstrations.jsonl", "--validation.every_steps", "2")
+    for n in (1, 2):
+        flags = ("--num-processes", n, "--lr", "1e-3", *held_out, "--run.folder", tmp_path / str(n))
+        done = strop("sft", small.sft, *flags)
+        assert done.code == 0, done.err
+    check_close(tmp_path / "2", tmp_path / "1")
+    found, wanted = (weights(tmp_path / n / "best") for n in "21")
+    for name, weight in wanted.items():
+        torch.testing.assert_close(found[name], weight, rtol=1e-4, atol=1e-5)
+
+
 # ---- ranks that are lost --------------------------------------------------------------------------------------------
 
 STRIKES = """
