@@ -37,18 +37,9 @@ def forked():
     patch.undo()
 
 
-FLAGS = (
-    "--num-steps",
-    "4",
-    "--lr",
-    "1e-3",
-    "--checkpoint-every-steps",
-    "1",
-    "--keep-checkpoints",
-    "9",
-    "--coef",
-    "0.05",
-)
+SHORT = ("--num-steps", "4", "--lr", "1e-3", "--coef", "0.05")
+CHECKPOINTS = ("--checkpoint-every-steps", "1", "--keep-checkpoints", "9")
+FLAGS = (*SHORT, *CHECKPOINTS)
 
 
 def run(small, folder, num_processes, *flags):
@@ -138,20 +129,20 @@ def struck(small, tmp_path, number, *flags):
     folder, began = tmp_path / "run", time.monotonic()
     flags = ("--reward.function", f"{scorer}:score", "--num-processes", "2", "--run.folder", folder, *flags)
     with patch.object(of_rank_0, "start_process", start):
-        done = strop("train", small.train, *FLAGS, *flags)
+        done = strop("train", small.train, *SHORT, *flags)
     (tmp_path / "scorer.py").write_text(STRIKES.format(group=-1, number=0))
     return done, folder, time.monotonic() - began, flags
 
 
 def test_a_killed_process_ends_the_run_with_its_name_and_the_run_can_go_on(small, tmp_path):
-    done, folder, seconds, flags = struck(small, tmp_path, signal.SIGKILL)
+    done, folder, seconds, flags = struck(small, tmp_path, signal.SIGKILL, *CHECKPOINTS)
     pid = rank_processes.started[-1].pid
     assert done.code == 1
     assert f"rank 1 (process {pid}) of the trainer was killed by SIGKILL. The step was not made." in done.err
     assert seconds < 30
     assert [row["step"] for row in metrics(folder)] == [1, 2]
     assert (folder / "checkpoints/step_000002").exists()
-    again = strop("train", small.train, *FLAGS, *flags, "--resume")
+    again = strop("train", small.train, *SHORT, *flags, "--resume")
     assert again.code == 0, again.err
     assert [row["step"] for row in metrics(folder)] == [1, 2, 3, 4]
     check_close(folder, run(small, tmp_path / "whole", 1, *flags[:2]))
