@@ -38,16 +38,25 @@ def write_report(
     path: Path, *, title: str, metrics: Sequence[Mapping[str, float]], objective: str, rollouts: Path | None
 ) -> None:
     """Write the page: the objective, one curve per metric, and samples of the last step."""
+    write_page(path, title, objective, curves("Curves", metrics, _names(metrics)), _samples(rollouts))
+
+
+def write_page(path: Path, title: str, text: str, *sections: str) -> None:
+    """Write a page of its own: a title, a text as it stands, and sections that are HTML already."""
     parts = [
         "<!doctype html><html lang='en'><head><meta charset='utf-8'>",
         f"<title>{html.escape(title)}</title><style>{_STYLE}</style></head><body><h1>{html.escape(title)}</h1>",
-        f"<pre>{html.escape(objective.strip())}</pre><h2>Curves</h2><div class='curves'>",
-        *(_curve(name, metrics) for name in _names(metrics)),
-        "</div>",
-        _samples(rollouts),
+        f"<pre>{html.escape(text.strip())}</pre>",
+        *sections,
         "</body></html>",
     ]
     path.write_text("\n".join(parts), encoding="utf-8")
+
+
+def curves(heading: str, rows: Sequence[Mapping[str, float]], names: Sequence[str], *, across: str = "step") -> str:
+    """A section with one curve for each name, over the column `across`."""
+    drawn = "\n".join(_curve(name, rows, across) for name in names)
+    return f"<h2>{html.escape(heading)}</h2><div class='curves'>\n{drawn}\n</div>"
 
 
 def _names(metrics: Sequence[Mapping[str, float]]) -> list[str]:
@@ -58,18 +67,18 @@ def _names(metrics: Sequence[Mapping[str, float]]) -> list[str]:
     return ordered + sorted(n for n in shown if n not in ordered)
 
 
-def _curve(name: str, metrics: Sequence[Mapping[str, float]]) -> str:
+def _curve(name: str, metrics: Sequence[Mapping[str, float]], across: str) -> str:
     rows = [row for row in metrics if name in row and math.isfinite(row[name])]
     if not rows:
         return ""
-    steps, values = [row["step"] for row in rows], [row[name] for row in rows]
+    steps, values = [row[across] for row in rows], [row[name] for row in rows]
     lows, highs = zip(*(_band(row, name) for row in rows), strict=True)
     low, high = min(lows), max(highs)
     width, height = max(steps[-1] - steps[0], 1), (high - low) or 1.0
 
     def places_of(values: Sequence[float]) -> list[tuple[float, float]]:
-        across = (300 * (step - steps[0]) / width for step in steps)
-        return [(x, 96 - 92 * (v - low) / height) for x, v in zip(across, values, strict=True)]
+        xs = (300 * (step - steps[0]) / width for step in steps)
+        return [(x, 96 - 92 * (v - low) / height) for x, v in zip(xs, values, strict=True)]
 
     places, path = places_of(values), _path(places_of(values))
     area = _path(places_of(lows) + places_of(highs)[::-1]) if lows != highs else ""
@@ -79,11 +88,12 @@ def _curve(name: str, metrics: Sequence[Mapping[str, float]]) -> str:
         if len(places) < 40
         else ""
     )
+    ends = f"{html.escape(across)}s {steps[0]:g}&ndash;{steps[-1]:g}"
     return (
         f"<figure><figcaption><b>{html.escape(name)}</b><span>{values[0]:.4g} &rarr; {values[-1]:.4g}</span></figcaption>"
         f"<svg viewBox='0 0 300 100' preserveAspectRatio='none'>{band}<polyline points='{path}' fill='none' stroke='#b4552d' "
         f"stroke-width='1.5' vector-effect='non-scaling-stroke'/>{dots}</svg>"
-        f"<figcaption><span>steps {steps[0]:g}&ndash;{steps[-1]:g}</span><span>{low:.4g} &hellip; {high:.4g}</span>"
+        f"<figcaption><span>{ends}</span><span>{low:.4g} &hellip; {high:.4g}</span>"
         "</figcaption></figure>"
     )
 

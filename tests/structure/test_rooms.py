@@ -1,7 +1,7 @@
 """The two measured habits of a codebase that stays readable: rooms import one way only, and nothing grows without end.
 
 The rooms, lowest first: types, config, ops, algorithms, data, compat, rewards, rollout, then engines and trainers (which never
-meet), observe, runtime, cli. The checker reads imports with ast and is itself checked on planted code.
+meet), observe, simulate, runtime, cli. The checker reads imports with ast and is itself checked on planted code.
 """
 
 import ast
@@ -30,8 +30,9 @@ MAY_IMPORT = {
     "engines": {"types", "config", "data"},
     "trainers": _MATHEMATICS | {"data"},
     "observe": {"types", "config"},
+    "simulate": {"types", "config", "observe"},
     "runtime": _EVERYTHING | {"interrupts"},
-    "cli": _EVERYTHING | {"interrupts"},
+    "cli": _EVERYTHING | {"interrupts", "simulate"},
 }
 FREE = {"", "__main__"}  # strop/__init__.py and python -m strop: the front door
 HEAVY = {"vllm", "sglang", "ray", "megatron", "wandb"}
