@@ -34,6 +34,7 @@ from strop.config.eval_target import load_eval_config
 from strop.config.load import ROOTS
 from strop.config.overrides import nest, parse_flags
 from strop.config.sampling import FunctionRewardOptions
+from strop.config.simulation import SimulationConfig, load_simulation
 from strop.observe.console import _COLUMNS
 from strop.rewards import make_scorer
 from strop.rollout import Filters
@@ -60,8 +61,13 @@ def each(language):
 # ---- configs --------------------------------------------------------------------------------------------------------
 
 
+def is_plan(values):
+    """Of strop simulate."""
+    return "num_engines" in values
+
+
 def is_whole(values):
-    return {"model", "data"} <= values.keys()
+    return {"model", "data"} <= values.keys() or is_plan(values)
 
 
 def laid_over(base, fragment):
@@ -96,6 +102,9 @@ def test_a_config_or_a_part_of_one_loads(block, tmp_path):
         values = laid_over(base_config(block.page), values)
     file = tmp_path / (block.file or "run.toml")
     file.write_text(tomlkit.dumps(values))
+    if is_plan(values):
+        assert load_simulation(file, {}).num_engines == values["num_engines"]
+        return
     command = command_of(block)
     config = load_config(file, command=command)
     assert command == "sft" or objective_formula(config)
@@ -129,11 +138,19 @@ def write_block(block):
 def accept(words, finished_runs):
     """What a command does with its line before it loads a model."""
     name, *rest = words
+    if rest == ["--help"]:
+        assert name in cli.commands
+        return
     given = cli.commands[name].make_context(name, rest).params
     if name in ("doctor", "help", "schema", "import-slime"):
         return
     if name == "eval":
         accept_eval(given["target"], given["flags"])
+        return
+    if name == "simulate":  # a run that it names is one of the reader's
+        paths = [Path(word) for word in given["words"][:1] if not word.startswith("--")]
+        flags = parse_flags(SimulationConfig, given["words"][len(paths) :])
+        load_simulation(paths[0] if paths else None, flags)
         return
     path = given["run"] if name == "replay" else given["config"]
     if name == "replay" and not path.exists():  # the run of getting started, whose config is that of the page
@@ -312,7 +329,7 @@ def test_every_option_that_the_prose_names_exists(page):
     dotted = [re.match(r"([a-z_]+)\.[a-z_.]+(?![\w/(])", text) for _, text in spans(page)]
     paths = [match[0] for match in dotted if match and match[1] in tables]
     named += [path for path in paths if not is_of_a_rollout(path) and not path.endswith((".py", ".toml"))]
-    ways = [(root, is_eval) for root in ROOTS.values() for is_eval in (False, True)]
+    ways = [(root, is_eval) for root in (*ROOTS.values(), SimulationConfig) for is_eval in (False, True)]
     wrong = [name for name in named if all(nest(root, {name: "1"}, is_eval=is_eval)[1] for root, is_eval in ways)]
     assert wrong == []
 

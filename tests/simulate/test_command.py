@@ -6,6 +6,7 @@ import sys
 
 import pytest
 from commands.small_runs import ENVIRONMENT, strop
+from examples.doc_pages import PAGES, blocks
 from simulate.recorded import STEPS_OF_A_TEST, write_run
 
 PLAN = """
@@ -121,6 +122,17 @@ def test_bad_input_is_one_message(folder, words, message):
     assert (done.code, done.out) == (2, "")
     assert message in done.err
     assert len(done.err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if page.name == "planning.md"], ids=lambda page: page.parent.name
+)
+def test_the_page_of_planning_shows_what_is_printed(page, folder):
+    (plan,) = [block for block in blocks(page) if block.language == "toml"]
+    (shown,) = [block for block in blocks(page) if block.language == "text"]
+    (folder / plan.file).write_text(plan.code)
+    printed = strop("simulate", plan.file).out.splitlines()
+    assert [line for line in shown.code.splitlines() if line not in printed] == []
 
 
 def test_help_explains_every_option_with_its_unit():
