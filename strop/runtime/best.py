@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -35,8 +34,14 @@ def take_best(session: Session) -> None:
     """Compare the newest evaluation with the best one, and keep the model if it is better."""
     found = session.evaluations[-1]
     metric = session.config.eval.deciding_metric
-    value = found.metrics()[metric]
-    if math.isnan(value) or (session.best is not None and value <= session.best.value):
+    value = found.metrics().get(metric)
+    if value is None:
+        session.console.warn(
+            f"{metric} cannot be measured after step {found.step}: too few answers have a reward. The step is not compared "
+            "with others."
+        )
+        return
+    if session.best is not None and value <= session.best.value:
         return
     session.best = Best(found.step, metric, value, _measure(session))
     if session.config.eval.keep_best and has_finite_weights(session.loaded.model):
