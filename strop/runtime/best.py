@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from strop.config.tree import values
+from strop.runtime.differences import is_of_scorer
 from strop.runtime.models import has_finite_weights
 
 if TYPE_CHECKING:
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
 _FILE = "best.json"  # in best/
 # When an evaluation is made, and what becomes of it, changes none of its values.
 _FREE = ("eval.every_steps", "eval.at_start", "eval.keep_best", "eval.best")
-_FREE += ("reward.num_workers", "reward.timeout_s", "reward.memory_limit_mb")
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,9 @@ def _measure(session: Session) -> str:
     """What a value of the deciding metric depends on beside the model."""
     options = values(session.config)
     kept = {
-        path: value for path, value in options.items() if path.startswith(("eval.", "reward.")) and path not in _FREE
+        path: value
+        for path, value in options.items()
+        if path.startswith(("eval.", "reward.")) and path not in _FREE and not is_of_scorer(path, options)
     }
     digest = hashlib.sha256(repr(sorted(kept.items())).encode())
     for held_out in session.held_out:
