@@ -88,9 +88,12 @@ _REASONS: dict[str, str] = {
         --attn-implementation --hybrid-override-pattern --mamba-num-heads --mamba-head-dim --mamba-state-dim
         --mamba-num-groups""",
     "strop goes on from a checkpoint's own step: strop train CONFIG --resume.": "--start-rollout-id",
-    "strop's servers are vLLM's, started by strop or named in engine.addresses; lost ones are brought back without a flag.": """
-        --rollout-external-engine-addrs --use-slime-router --use-fault-tolerance --rollout-health-check-interval
-        --rollout-health-check-timeout --rollout-health-check-first-wait --rollout-cleanup-timeout --rollout-session-id
+    "strop spreads prompts over its servers by itself: there is no router.": "--use-slime-router",
+    "strop notices a lost server by a request that fails, and brings it back: there are no health checks to set.": """
+        --use-fault-tolerance --rollout-health-check-interval --rollout-health-check-timeout
+        --rollout-health-check-first-wait""",
+    "strop's servers are vLLM's, started by strop or named in engine.addresses: none of SGLang's is asked.": """
+        --rollout-external-engine-addrs --rollout-cleanup-timeout --rollout-session-id
         --http-proxy --use-distributed-post""",
     "strop's processes have the environment of the command: set it there.": "--train-env-vars",
     "strop samples with the newest weights; old log-probabilities are taken before a batch's first update, without a copy.": """
