@@ -21,7 +21,7 @@ class Console(Protocol):
 
     def warn(self, text: str) -> None: ...
 
-    def phase(self, name: str, total: int) -> object: ...
+    def phase(self, name: str, total: int, *, is_idle: bool = False) -> object: ...
 
     def advance(self, done: int) -> None: ...
 
@@ -41,13 +41,15 @@ class QuietConsole:
         """A line that should not be missed."""
 
     @contextmanager
-    def phase(self, name: str, total: int) -> Iterator[None]:
-        """Time a phase of the step; `total` is what `advance` counts up to."""
+    def phase(self, name: str, total: int, *, is_idle: bool = False) -> Iterator[None]:
+        """Time a phase of the step; `total` is what `advance` counts up to. The time of one in which this process only waits
+        for others is counted as "idle", too."""
         start = time.perf_counter()
         try:
             yield
         finally:
-            self.phase_seconds[name] = self.phase_seconds.get(name, 0.0) + time.perf_counter() - start
+            for counted in (name, "idle") if is_idle else (name,):
+                self.phase_seconds[counted] = self.phase_seconds.get(counted, 0.0) + time.perf_counter() - start
 
     def advance(self, done: int) -> None:
         """`done` of the phase's total are there now."""
@@ -95,7 +97,7 @@ class TerminalConsole(QuietConsole):
                 self._progress = None
 
     @contextmanager
-    def phase(self, name: str, total: int) -> Iterator[None]:
+    def phase(self, name: str, total: int, *, is_idle: bool = False) -> Iterator[None]:
         if self._progress is not None and self._task is not None:
             description = f"{name:<10}{self._last_line}"
             if self._shown == (name, total):  # the same bar goes on, and so does its clock
@@ -103,7 +105,7 @@ class TerminalConsole(QuietConsole):
             else:
                 self._progress.reset(self._task, total=total, description=description)
             self._shown = (name, total)
-        with super().phase(name, total):
+        with super().phase(name, total, is_idle=is_idle):
             yield
 
     def advance(self, done: int) -> None:

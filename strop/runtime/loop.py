@@ -120,7 +120,7 @@ def record(session: Session, rollouts: Sequence[Rollout], metrics: StepMetrics) 
     seconds = session.console.phase_seconds
     measured = {name: metric.value for name, metric in sorted(metrics.items()) if metric.count}
     flat = {"step": session.step, **measured, **session.guards.counts()}
-    flat |= {f"seconds/{name}": value for name, value in seconds.items()}
+    flat |= {f"seconds/{name}": value for name, value in {"idle": 0.0, **seconds}.items()}
     num_tokens = sum(r.num_response_tokens for r in rollouts)
     flat["tokens_per_second"] = num_tokens / max(
         sum(seconds.get(name, 0.0) for name in ("sample", "score", "logprobs", "teacher", "train")), 1e-9

@@ -1,0 +1,37 @@
+"""A run whose scorer works while others are sampled is the run whose scorer waits, but for its times."""
+
+from contextlib import contextmanager
+
+import pytest
+from commands.small_runs import metrics, read_lines, same_weights, small_once
+
+import strop
+from strop.rewards.scorer import Scorer
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    return small_once(tmp_path_factory)
+
+
+@contextmanager
+def after_sampling(scorer, advance):
+    yield None
+
+
+def test_a_run_that_overlaps_makes_the_numbers_of_one_that_does_not(small, tmp_path, monkeypatch):
+    """With groups that are dropped and sampled anew, and others that wait for the next step."""
+    options = {"reward.function": small.reward("slow"), "run.num_steps": 2, "run.checkpoint_every_steps": 1}
+    options |= {"filter.equal_rewards": True, "filter.surplus": "keep", "rollout.prompts_per_round": 5}
+    options |= {"engine.max_sequences": 5, "rollout.max_response_tokens": 3, "rollout.group_size": 2}
+    for name in ("ahead", "after"):
+        strop.train(strop.load_config(small.train, {**options, "run.folder": str(tmp_path / name)}))
+        monkeypatch.setattr(Scorer, "ahead", after_sampling)
+    assert metrics(tmp_path / "ahead") == metrics(tmp_path / "after")
+    assert sum(row["dropped/equal_rewards"] for row in metrics(tmp_path / "ahead")) > 0
+    for step in ("step_000001.jsonl", "step_000002.jsonl"):
+        assert read_lines(tmp_path / "ahead/rollouts" / step) == read_lines(tmp_path / "after/rollouts" / step)
+    assert same_weights(tmp_path / "ahead/model", tmp_path / "after/model")
+    idle = [[row["seconds/idle"] for row in read_lines(tmp_path / name / "metrics.jsonl")] for name in ("ahead", "after")]
+    assert all(0 < seconds for seconds in idle[0])
+    assert idle[1] == [0.0, 0.0]
