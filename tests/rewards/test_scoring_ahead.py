@@ -128,20 +128,19 @@ def test_numbers_of_samples_go_on_whether_or_not_they_are_scored_ahead(scorer_of
 
 
 def test_a_batched_function_gets_all_of_them_at_once(scorer_of):
-    scored = score_ahead(scorer_of("of_all", batched=True), groups_of(("a", "b"), ("c",)), (1, 0))
+    groups = groups_of(("a", "b"), ("c",))
+    scored = score_ahead(scorer_of("of_all", batched=True), groups, between=lambda: time.sleep(0.3))
     assert [rollout.reward for rollout in scored.rollouts] == [3, 3, 3]
 
 
 def test_a_failure_that_ends_the_run_ends_it_before_the_rest_is_sampled(scorer_of, tmp_path):
-    scorer, groups = scorer_of("score"), groups_of(("bad",), ("a",), ("b",))
-
-    def between():
+    groups = groups_of(("bad",), ("a",))
+    with scorer_of("score").ahead(lambda done: None) as ahead:
+        ahead.put(0, groups[0])
         wait_for(tmp_path / "scored-bad")
         time.sleep(0.3)
-
-    with pytest.raises(RewardError, match=r"KeyError.* for prompt row 0, sample 0"):
-        score_ahead(scorer, groups[:2], between=between)
-    assert not (tmp_path / "scored-b").exists()
+        with pytest.raises(RewardError, match=r"KeyError.* for prompt row 0, sample 0"):
+            ahead.put(1, groups[1])
 
 
 def test_what_nobody_waits_for_any_more_is_ended_and_the_scorer_scores_on(scorer_of, tmp_path):
