@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from typing import Protocol
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, Protocol
 
 from rich.console import Console as RichConsole
 from rich.markup import escape
@@ -16,6 +16,7 @@ class Console(Protocol):
     """Where a run reports to; `QuietConsole` is the one that says nothing."""
 
     phase_seconds: dict[str, float]
+    span: Callable[[str], AbstractContextManager[Any]]  # is around each phase
 
     def note(self, text: str) -> None: ...
 
@@ -33,6 +34,7 @@ class QuietConsole:
 
     def __init__(self) -> None:
         self.phase_seconds: dict[str, float] = {}
+        self.span: Callable[[str], AbstractContextManager[Any]] = nullcontext
 
     def note(self, text: str) -> None:
         """A line for the reader."""
@@ -46,7 +48,8 @@ class QuietConsole:
         for others is counted as "idle", too."""
         start = time.perf_counter()
         try:
-            yield
+            with self.span(name):
+                yield
         finally:
             for counted in (name, "idle") if is_idle else (name,):
                 self.phase_seconds[counted] = self.phase_seconds.get(counted, 0.0) + time.perf_counter() - start

@@ -1,5 +1,7 @@
 """A run whose scorer works while others are sampled is the run whose scorer waits, but for its times."""
 
+import gzip
+import json
 from contextlib import contextmanager
 
 import pytest
@@ -32,6 +34,25 @@ def test_a_run_that_overlaps_makes_the_numbers_of_one_that_does_not(small, tmp_p
     for step in ("step_000001.jsonl", "step_000002.jsonl"):
         assert read_lines(tmp_path / "ahead/rollouts" / step) == read_lines(tmp_path / "after/rollouts" / step)
     assert same_weights(tmp_path / "ahead/model", tmp_path / "after/model")
-    idle = [[row["seconds/idle"] for row in read_lines(tmp_path / name / "metrics.jsonl")] for name in ("ahead", "after")]
-    assert all(0 < seconds for seconds in idle[0])
+    idle = [
+        [row["seconds/idle"] for row in read_lines(tmp_path / name / "metrics.jsonl")] for name in ("ahead", "after")
+    ]
+    assert all(seconds > 0 for seconds in idle[0])
     assert idle[1] == [0.0, 0.0]
+
+
+def test_steps_after_the_first_are_traced_with_their_phases_and_make_the_same_numbers(small, tmp_path):
+    for name, steps in (("plain", 0), ("traced", 1)):
+        options = {"run.num_steps": 3, "run.profile_steps": steps, "run.folder": str(tmp_path / name)}
+        strop.train(strop.load_config(small.exact, options))
+    assert metrics(tmp_path / "plain") == metrics(tmp_path / "traced")
+    assert not (tmp_path / "plain/profile").exists()
+    assert sorted(path.name for path in (tmp_path / "traced/profile").iterdir()) == [
+        "step_000002.json.gz",
+        "step_000002.txt",
+    ]
+    with gzip.open(tmp_path / "traced/profile/step_000002.json.gz") as trace:
+        names = [event.get("name") for event in json.load(trace)["traceEvents"]]
+    assert [names.count(phase) for phase in ("sample", "score", "logprobs", "train")] == [1, 1, 1, 1]
+    assert "aten::mm" in names
+    assert "aten::" in (tmp_path / "traced/profile/step_000002.txt").read_text()
