@@ -55,16 +55,24 @@ class TorchEngine:
     Args:
         model: a Hugging Face causal language model, on its device. Shared with the trainer, so weights need no transfer.
         stop_token_ids: ids that end a response (they stay its last token).
-        max_sequences: slots.
+        max_sequences: slots at most.
+        max_cache_tokens: positions of the cache over all slots at most; None: as many as all slots take.
 
     Raises:
         ModelError: the model cannot be sampled from in rows of unequal length.
     """
 
-    def __init__(self, model: Any, *, stop_token_ids: Iterable[int], max_sequences: int = 64) -> None:
+    def __init__(
+        self,
+        model: Any,
+        *,
+        stop_token_ids: Iterable[int],
+        max_sequences: int = 64,
+        max_cache_tokens: int | None = None,
+    ) -> None:
         self.model = model.eval()
         self.stop_token_ids = frozenset(stop_token_ids)
-        self.max_sequences = max_sequences
+        self.max_sequences, self.max_cache_tokens = max_sequences, max_cache_tokens
         self._max_positions = max_positions(model)
         self._decoder_kind = choose_decoder(model)
         self.policy_version = 0
@@ -73,7 +81,7 @@ class TorchEngine:
         self._active: list[_Sample] = []  # entry i is in slot i
         self._slots = Slots(max_sequences, self._device)
         self._decoder: Decoder | None = None
-        self._width = 0
+        self._width = self._num_slots = 0
         self._driver: asyncio.Task[None] | None = None
 
     async def generate(self, request: GenerateRequest) -> list[Completion]:
@@ -127,6 +135,12 @@ class TorchEngine:
             raise UserError(
                 f"prompt and response must fit the model's {limit} positions, got {len(request.prompt_tokens)} prompt tokens "
                 f"+ {request.sampling.max_response_tokens} response tokens. Lower the response limit or shorten prompts."
+            )
+        most = self.max_cache_tokens
+        if most is not None and request.num_positions > most:
+            raise UserError(
+                f"engine.max_cache_tokens must hold a whole prompt and response, got {most} for {len(request.prompt_tokens)} "
+                f"prompt tokens + {request.sampling.max_response_tokens} response tokens."
             )
         if not request.prompt_tokens:
             raise UserError("a prompt must have at least one token.")
@@ -187,7 +201,7 @@ class TorchEngine:
         slots: list[list[int]] = []
         longest = 0
         self._grow()
-        while self._queue and len(self._active) < self.max_sequences:
+        while self._queue and len(self._active) < self._num_slots:
             job = self._queue[0]
             longest = max(longest, len(job.request.prompt_tokens))
             too_much = prompts and longest * (len(prompts) + 1) > MAX_PREFILL_TOKENS
@@ -207,7 +221,7 @@ class TorchEngine:
     def _fill_slots(self, job: _Job) -> list[int]:
         """As many samples of a request as there are free slots."""
         group, request = [], job.request
-        while job.waiting and len(self._active) < self.max_sequences:
+        while job.waiting and len(self._active) < self._num_slots:
             slot, index = len(self._active), job.waiting.popleft()
             stop_ids = self.stop_token_ids | set(request.sampling.stop_token_ids)
             self._slots.start(slot, request.seeds[index], request.sampling, stop_ids)
@@ -216,14 +230,24 @@ class TorchEngine:
         return group
 
     def _grow(self) -> None:
-        """A cache as wide as the longest request that waits; made anew only while no slot is in use."""
+        """A cache as wide as the longest request that waits, with as many slots as may be; made anew only while no slot is in
+        use."""
         wanted = max((job.request.num_positions for job in self._queue), default=0)
-        if wanted <= self._width and self._decoder is not None:
+        if self._active or not wanted:
             return
-        if self._active:
+        width = max(wanted, self._width)
+        if self._slots_of(width) < self._slots_of(wanted):
+            width = wanted  # narrower slots are more
+        if self._decoder is not None and width == self._width:
             return
-        self._width = max(wanted, self._width)
-        self._decoder = self._decoder_kind(self.model, num_slots=self.max_sequences, width=self._width)
+        self._decoder = None  # its memory is free before the new one takes as much
+        self._width, self._num_slots = width, self._slots_of(width)
+        self._decoder = self._decoder_kind(self.model, num_slots=self._num_slots, width=self._width)
+
+    def _slots_of(self, width: int) -> int:
+        if self.max_cache_tokens is None:
+            return self.max_sequences
+        return min(self.max_sequences, self.max_cache_tokens // width)
 
     def _retire(self) -> None:
         """Hand finished samples over and close the gaps they leave."""

@@ -9,7 +9,7 @@ import tiny_models
 import torch
 from made_requests import DEADLINE_S, engine_of, request, run
 
-from strop.types import GuardError
+from strop.types import GuardError, UserError
 
 STOP = [2, 5, 11]  # of 37 tokens: responses end at many lengths
 MIXED = [
@@ -114,6 +114,37 @@ def test_more_requests_than_slots_all_finish_and_are_counted():
     found = run(engine, *(request([i % 30 + 3], seeds=(i, i + 100), length=1 + i % 5) for i in range(25)))
     assert all(len(group) == 2 for group in found)
     assert engine.num_sampled_tokens == sum(len(c.tokens) for group in found for c in group)
+
+
+@pytest.mark.parametrize("most", [40, 20, 10, None])
+def test_a_bound_on_the_cache_holds_and_changes_no_token(most, monkeypatch):
+    """Requests of 9 or 10 positions, then of 7, then one of 10 beside two of 5, of which one is left
+    over."""
+    requests = [request([3] * n, seeds=range(5), length=6) for n in (3, 4)], [request([5], seeds=range(5), length=6)]
+    requests = (*requests, [request([3] * 4, seeds=(1,), length=6), request([4], seeds=(2, 3), length=4)])
+    plain = engine_of(tiny_models.llama(), stop=STOP)
+    engine = engine_of(tiny_models.llama(), stop=STOP, max_cache_tokens=most)
+    made, kind = [], engine._decoder_kind
+
+    def decoder(model, *, num_slots, width):
+        made.append((num_slots, width))
+        return kind(model, num_slots=num_slots, width=width)
+
+    monkeypatch.setattr(engine, "_decoder_kind", decoder)
+    for some in requests:
+        assert_same(run(engine, *some), run(plain, *some))
+    assert all(most is None or slots * width <= most for slots, width in made)
+    expected = {40: [(4, 10), (5, 7), (4, 10)], 20: [(2, 10), (4, 5)], 10: [(1, 10), (2, 5)], None: [(64, 10)]}
+    assert made == expected[most]
+
+
+def test_a_request_that_does_not_fit_the_bound_is_refused_and_others_are_answered():
+    engine = engine_of(tiny_models.llama(), stop=STOP, max_cache_tokens=10)
+    with pytest.raises(
+        UserError, match=r"engine.max_cache_tokens must hold .* got 10 for 5 prompt tokens \+ 6 response"
+    ):
+        run(engine, request([3] * 5, length=6))
+    assert len(run(engine, request([3] * 4, length=6))) == 1
 
 
 def test_completions_come_in_the_order_of_the_seeds():
