@@ -65,8 +65,10 @@ class Ahead:
         """
         self._all_are_there = True
         self._arrivals.end()
-        outcomes = await asyncio.shield(asyncio.wrap_future(self._outcomes))
-        return self._settle(self._given, outcomes)
+        loop, have_ended = asyncio.get_running_loop(), asyncio.Event()
+        self._outcomes.add_done_callback(lambda found: loop.call_soon_threadsafe(have_ended.set))
+        await have_ended.wait()
+        return self._settle(self._given, self._outcomes.result())
 
     def close(self) -> None:
         """End it."""

@@ -126,9 +126,9 @@ def test_a_bound_on_the_cache_holds_and_changes_no_token(most, monkeypatch):
     engine = engine_of(tiny_models.llama(), stop=STOP, max_cache_tokens=most)
     made, kind = [], engine._decoder_kind
 
-    def decoder(model, *, num_slots, width):
-        made.append((num_slots, width))
-        return kind(model, num_slots=num_slots, width=width)
+    def decoder(model, *, num_slots, prompt_width, response_width):
+        made.append((num_slots, prompt_width + response_width))
+        return kind(model, num_slots=num_slots, prompt_width=prompt_width, response_width=response_width)
 
     monkeypatch.setattr(engine, "_decoder_kind", decoder)
     for some in requests:
@@ -255,3 +255,58 @@ def test_one_broken_token_row_is_caught_when_it_is_read():
         model.model.embed_tokens.weight[9] = math.inf
     with pytest.raises(GuardError):
         run(engine_of(model), request([9], length=2))
+
+
+# ---- prompts that samples share --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("max_sequences", [2, 3, 64])
+def test_a_prompt_is_read_once_for_all_samples_of_its_group_however_few_start_together(max_sequences, monkeypatch):
+    """Three groups of five samples of unequal length; the same again after other weights came."""
+    model = tiny_models.llama()
+    engine = engine_of(model, stop=STOP, max_sequences=max_sequences)
+    prompts, seeds, kind = [(3, 4, 5), (6, 7), (8, 9, 10)], range(5), engine._decoder_kind
+    read = []
+
+    class Counting(kind):
+        def _take_place(self, key, place):
+            read.append(key)
+            super()._take_place(key, place)
+
+    monkeypatch.setattr(engine, "_decoder_kind", Counting)
+    requests = [request(prompt, seeds=seeds, length=9) for prompt in prompts]
+    assert_same(run(engine, *requests), [run(engine_of(model, stop=STOP), r)[0] for r in requests])
+    assert sorted(read) == sorted(prompts)
+    with torch.no_grad():
+        model.lm_head.weight.mul_(1.5)
+    assert_same(run(engine, *requests), [run(engine_of(model, stop=STOP), r)[0] for r in requests])
+    assert sorted(read) == sorted([*prompts, *prompts])
+
+
+def test_weights_that_come_while_samples_are_in_flight_read_a_prompt_again_for_those_that_begin_later():
+    """The other samples of the prompt have begun with the old ones."""
+    old, new = tiny_models.llama(), tiny_models.llama(seed=1)
+    prompt, long = request([3, 4, 5], seeds=(1, 2), length=4), request([6, 7], seeds=(3,), length=40)
+
+    async def work():
+        engine = engine_of(old, max_sequences=2)
+        first, other = asyncio.create_task(engine.generate(prompt)), asyncio.create_task(engine.generate(long))
+        for _ in range(3):
+            await asyncio.sleep(0)
+        later = asyncio.create_task(engine.generate(request([3, 4, 5], seeds=(9,), length=4)))
+        await engine.update_weights(new.named_parameters(), 1)
+        await first
+        await other
+        return await later
+
+    (found,), ((wanted,),) = asyncio.run(work()), run(engine_of(new), request([3, 4, 5], seeds=(9,), length=4))
+    assert found.tokens == wanted.tokens
+    assert found.logprobs == pytest.approx(wanted.logprobs, abs=1e-5)
+
+
+def test_a_group_holds_its_prompt_once_in_the_cache():
+    engine = engine_of(tiny_models.llama(), max_sequences=8)
+    run(engine, request(range(3, 23), seeds=range(8), length=4))
+    layer = engine._decoder._cache.layers[0]
+    assert (layer.prompt_keys.shape[0], layer.prompt_keys.shape[2]) == (1, 20)
+    assert (layer.keys.shape[0], layer.keys.shape[2]) == (8, 4)

@@ -1,6 +1,7 @@
 """Groups are scored while others are sampled, and it shows in nothing but the time."""
 
 import asyncio
+import gc
 import os
 import textwrap
 import time
@@ -179,3 +180,20 @@ def test_programs_are_run_ahead_with_the_same_scores_and_counts():
 def test_what_this_process_scores_waits_until_all_are_there():
     with make_scorer(MathRewardOptions()).ahead(lambda done: None) as ahead:
         assert ahead is None
+
+
+def test_a_run_that_is_stopped_while_it_waits_for_scores_says_nothing_of_them(scorer_of, caplog):
+    scorer, groups = scorer_of("score"), groups_of(("wait",))
+
+    async def work():
+        with scorer.ahead(lambda done: None) as ahead:
+            ahead.put(0, groups[0])
+            await ahead.scored()
+
+    async def stopped():
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(work(), timeout=0.3)
+
+    asyncio.run(stopped())
+    gc.collect()
+    assert caplog.records == []
