@@ -46,7 +46,9 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3, help="runs of each, in turn (default 3)")
     parser.add_argument("--threads", type=int, default=1, help="default 1")
     given = parser.parse_args()
-    table = Table("function", "ms a call", "after: sample + score s", "ahead: sample + score s", "ahead / after", "idle s")
+    table = Table(
+        "function", "ms a call", "after: sample + score s", "ahead: sample + score s", "ahead / after", "idle s"
+    )
     with tempfile.TemporaryDirectory() as folder:
         model = quickstart_model(Path(folder))
         for name, milliseconds in CASES:
