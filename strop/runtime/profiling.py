@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 
@@ -38,6 +39,7 @@ class StepProfiler:
         if step not in self._traced:
             yield
             return
+        os.environ.setdefault("KINETO_LOG_LEVEL", "9")  # torch would tell of the profiler's stages on the terminal
         has_gpu = torch.cuda.is_available()
         kinds = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if has_gpu else [])]
         session.console.span = record_function

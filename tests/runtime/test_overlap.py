@@ -41,11 +41,12 @@ def test_a_run_that_overlaps_makes_the_numbers_of_one_that_does_not(small, tmp_p
     assert idle[1] == [0.0, 0.0]
 
 
-def test_steps_after_the_first_are_traced_with_their_phases_and_make_the_same_numbers(small, tmp_path):
+def test_steps_after_the_first_are_traced_with_their_phases_and_make_the_same_numbers(small, tmp_path, capfd):
     for name, steps in (("plain", 0), ("traced", 1)):
         options = {"run.num_steps": 3, "run.profile_steps": steps, "run.folder": str(tmp_path / name)}
         strop.train(strop.load_config(small.exact, options))
     assert metrics(tmp_path / "plain") == metrics(tmp_path / "traced")
+    assert "profiler" not in capfd.readouterr().err
     assert not (tmp_path / "plain/profile").exists()
     assert sorted(path.name for path in (tmp_path / "traced/profile").iterdir()) == [
         "step_000002.json.gz",
