@@ -122,9 +122,10 @@ _REASONS: dict[str, str] = {
         --ci-test --ci-disable-kl-checker --ci-train-rollout-logprob-abs-diff-threshold --ci-save-grad-norm
         --ci-load-grad-norm""",
     "strop stops at a loss or gradient that is not finite, always.": "--no-check-for-nan-in-loss-and-grad",
-    "strop has no recorder of memory or time.": """
-        --memory-snapshot-dir --memory-snapshot-num-steps --memory-recorder --record-memory-history --profile-target
-        --use-pytorch-profiler --profile-step-start --profile-step-end --profile""",
+    "strop has no recorder of memory.": """
+        --memory-snapshot-dir --memory-snapshot-num-steps --memory-recorder --record-memory-history""",
+    "strop's profiler traces the steps after the first one, as many as run.profile_steps says: set it.": """
+        --profile-target --use-pytorch-profiler --profile-step-start --profile-step-end --profile""",
     "strop keeps rollouts in memory, and needs no threads for files of them.": "--rollout-io-concurrency",
     "strop's adapters (LoRA) are the table [lora], which this command does not fill in: set lora.rank.": """
         --use-lora --lora-rank --lora-alpha --lora-target-preset --lora-weight-decay --lora-learning-rate --lora-load
