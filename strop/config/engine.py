@@ -12,6 +12,7 @@ from strop.config.base import Idle, Options, Problem
 
 VLLM_HOTTEST = 2.0  # the largest temperature that vLLM's servers take
 _OF_SERVERS = "has none: vLLM decides how many sequences it samples at once; engine.server_args takes --max-num-seqs"
+_CACHE_OF_SERVERS = "has none: vLLM sizes its own cache; engine.server_args takes --gpu-memory-utilization"
 
 
 class TorchEngineOptions(Options):
@@ -21,12 +22,18 @@ class TorchEngineOptions(Options):
     max_sequences: int = Field(
         default=64, ge=1, le=65536, description="Sequences sampled at the same time; the others wait for a free slot."
     )
+    max_cache_tokens: int | None = Field(
+        default=None,
+        ge=1,
+        description="Positions of the key-value cache over all sequences, at most: as many are sampled at the same time as fit "
+        "with the longest prompt and response. none: engine.max_sequences alone says how many.",
+    )
 
 
 class VLLMEngineOptions(Options):
     """Samples in vLLM servers, which are given new weights after each step. Without addresses strop starts them itself."""
 
-    why_not: ClassVar[dict[str, str]] = {"max_sequences": _OF_SERVERS}
+    why_not: ClassVar[dict[str, str]] = {"max_sequences": _OF_SERVERS, "max_cache_tokens": _CACHE_OF_SERVERS}
 
     kind: Literal["vllm"] = "vllm"
     addresses: tuple[str, ...] = Field(
