@@ -48,7 +48,7 @@ class CPUConsole(QuietConsole):
     """Times phases in CPU seconds of the process."""
 
     @contextmanager
-    def phase(self, name: str, total: int) -> Iterator[None]:
+    def phase(self, name: str, total: int, *, is_idle: bool = False) -> Iterator[None]:
         start = time.process_time()
         try:
             yield

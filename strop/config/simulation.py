@@ -88,6 +88,11 @@ class SimulationConfig(RootConfig):
     )
     score_s: float = Field(default=0.01, ge=0, le=1e6, description="Seconds that one scorer takes for one rollout.")
     num_scorers: int = Field(default=1, ge=1, le=10**5, description="Rollouts that are scored at the same time.")
+    scores_early: bool = Field(
+        default=True,
+        description="The synchronous loop scores a group while others are sampled, as rewards in processes of their own do. "
+        "false: it scores when all of a batch is sampled.",
+    )
     num_trainers: int = Field(default=1, ge=1, le=10**6, description="GPUs that train.")
     train_step_s: float = Field(
         default=1.0, ge=0, le=1e7, description="Seconds of training a batch that more GPUs do not shorten."

@@ -130,6 +130,7 @@ def fit(runs: Sequence[MeasuredRun]) -> dict[str, Any]:
         "decode_step_s": decode_step_s,
         "decode_sequence_s": decode_sequence_s,
         "score_s": sum(step.seconds.get("score", 0.0) for step in steps) / sum(len(step.lengths) for step in steps),
+        "scores_early": False,  # score_s is what was left to wait for when all was sampled
         "num_trainers": config.trainer.num_processes,
         "train_step_s": train_step_s,
         "train_token_s": train_token_s,

@@ -2,7 +2,8 @@
 
 Batch k is trained at policy version k U, U = updates_per_batch, and its prompts are given to the engines as soon as the
 engines have a version of at least k U - max_off_policy_steps; no rollout is staler than that. With 0 steps ahead this is the
-synchronous loop, which scores when all of a batch is sampled; ahead of training a group is scored when it is complete.
+synchronous loop. A group is scored when it is complete; without `scores_early` the synchronous loop scores when all of a
+batch is sampled.
 
 What a real loop does beyond this and is left out: prefill, filters, evaluations, the writing of checkpoints.
 """
@@ -113,7 +114,7 @@ class _Batch:
 
 @dataclass(slots=True)
 class _Unit:
-    """What is scored together: a group, or in the synchronous loop a batch."""
+    """What is scored together: a group, or without `scores_early` a batch."""
 
     batch: _Batch
     size: int
@@ -178,15 +179,15 @@ class _Loop:
     def _release(self, last: int) -> None:
         """Give the engines all batches up to this one that they do not have yet."""
         config = self.config
-        is_ahead = config.batches_ahead > 0
+        by_group = config.scores_early or config.batches_ahead > 0
         while len(self._batches) <= min(last, self._num_wanted - 1):
-            units = config.prompts_per_step if is_ahead else 1
+            units = config.prompts_per_step if by_group else 1
             batch = _Batch(self.env.event(), units)
             size = config.prompts_per_step * config.group_size // units
             whole = _Unit(batch, size, size)
             groups = []
             for _ in range(config.prompts_per_step):
-                unit = _Unit(batch, size, size) if is_ahead else whole
+                unit = _Unit(batch, size, size) if by_group else whole
                 groups.append([Sample(self._length(), unit) for _ in range(config.group_size)])
             batch.samples = [sample for group in groups for sample in group]
             self._batches.append(batch)

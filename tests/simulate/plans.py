@@ -22,6 +22,7 @@ def plan(**options):
         "decode_sequence_s": 0.25,
         "score_s": 0.5,
         "num_scorers": 2,
+        "scores_early": False,
         "num_trainers": 2,
         "train_step_s": 3,
         "train_token_s": 0.01,

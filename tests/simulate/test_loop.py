@@ -29,13 +29,13 @@ def test_shared_gpus_count_once():
     assert simulate(plan(shared_gpus=True)).cost_per_step == pytest.approx(2 * 2 * STEP_S / 3600)
 
 
-def test_scoring_waits_for_the_whole_batch_without_a_step_ahead_and_for_a_group_with_one():
+def test_a_group_is_scored_when_it_is_complete_or_the_whole_batch_when_it_is():
     """One place: groups are complete every 2 x 10 x .75 = 15 s, on each engine. Scores of a group take 2 s of one scorer; only
     those of the last two groups are waited for."""
     config = {"max_sequences": 1, "num_scorers": 1, "num_steps": 1, "score_s": 1}
     assert simulate(plan(**config)).steps[0].waited_s == pytest.approx(30 + 8)
-    ahead = simulate(plan(**config, max_off_policy_steps=1))
-    assert ahead.steps[0].waited_s == pytest.approx(30 + 4)
+    for early in ({"scores_early": True}, {"max_off_policy_steps": 1}):
+        assert simulate(plan(**config, **early)).steps[0].waited_s == pytest.approx(30 + 4)
 
 
 @pytest.mark.parametrize(
@@ -129,6 +129,7 @@ CHANGES = {
     "max_response_tokens": 12,
     "max_off_policy_steps": 4,
     "shared_gpus": True,
+    "scores_early": True,
     "engine_mtbf_h": 0.2,
     "trainer_mtbf_h": 0.2,
 }
@@ -137,7 +138,8 @@ BY_SPLITS = {"split_gpus"}  # tests/simulate/test_splits.py
 
 @pytest.mark.parametrize("name", sorted(set(SimulationConfig.model_fields) - BY_SPLITS))
 def test_each_option_moves_something(name):
-    base = plan(**RANDOM | FAILING | {"max_off_policy_steps": 2, "num_scorers": 1})
+    ahead = 0 if name == "scores_early" else 2
+    base = plan(**RANDOM | FAILING | {"max_off_policy_steps": ahead, "num_scorers": 1})
     value = CHANGES[name] if name in CHANGES else 2 * getattr(base, name)
     changed = base.model_copy(update={name: value})
     one, other = simulate(base), simulate(changed)
