@@ -14,6 +14,8 @@ from strop.config.root import RootConfig
 from strop.config.toml_file import read_toml
 from strop.types import ConfigError
 
+_MOST_ROLLOUTS = 5 * 10**7
+
 
 class SimulationConfig(RootConfig):
     """A plan of a run. Times are in seconds; a failure rate is given as the mean hours between two failures."""
@@ -171,6 +173,13 @@ class SimulationConfig(RootConfig):
     def problems(self) -> Iterator[Problem]:
         if self.decode_step_s == self.decode_sequence_s == 0:
             yield Problem("decode_step_s", "must be above 0 where decode_sequence_s is 0: sampling would take no time.")
+        num_rollouts = self.num_steps * self.prompts_per_step * self.group_size
+        if num_rollouts > _MOST_ROLLOUTS:
+            yield Problem(
+                "num_steps",
+                f"times prompts_per_step times group_size must be at most {_MOST_ROLLOUTS:g} rollouts, got {num_rollouts:g}: a "
+                "simulation of more takes hours. Lower num_steps.",
+            )
         if 0 < self.max_off_policy_steps < self.updates_per_batch:
             yield Problem(
                 "max_off_policy_steps",

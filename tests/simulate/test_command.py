@@ -107,6 +107,10 @@ def test_the_page_of_plots_needs_no_network(folder):
         (["plan.toml", "--updates-per-batch", "4"], "max_off_policy_steps must be 0 or at least updates_per_batch = 4"),
         (["plan.toml", "--engine-restart-s", "9"], "engine_restart_s = 9.0 is only used with engine_mtbf_h"),
         (["plan.toml", "--engine-mtbf-h", "1e-7"], "engine_mtbf_h must leave time to work between two failures"),
+        (
+            ["plan.toml", "--num-steps", "1000000", "--group-size", "100"],
+            "num_steps times prompts_per_step times group_size",
+        ),
         (["run/config.toml"], "run/config.toml is a config of a run"),
         (["--from-run", "nowhere"], "--from-run must be the folder of a run of strop train, got 'nowhere'"),
         (["--from-run", "empty"], "--from-run must have steps with times in metrics.jsonl"),
