@@ -61,9 +61,9 @@ def print_measured(options: Mapping[str, Any]) -> None:
             print(f"{name} = {value:.4g}")
     if options and not options["decode_sequence_s"]:
         print(
-            "# The runs' steps are too much alike to know decode_sequence_s: with another --from-run of larger or smaller"
+            "# decode_sequence_s could not be told from decode_step_s: it may with one more --from-run, of larger or smaller"
         )
-        print("# batches, or another engine.max_sequences, they are told apart.")
+        print("# batches or with another engine.max_sequences.")
 
 
 def print_findings(found: Findings) -> None:
@@ -90,7 +90,7 @@ def _figures(outcome: Outcome) -> Iterator[tuple[str, str]]:
         f"{config.num_engines} x {config.gpus_per_engine} + {config.num_trainers}{shared}",
     )
     yield "seconds per step", f"{outcome.seconds / config.num_steps:.4g}"
-    yield "steps per hour", f"{outcome.steps_per_hour:.4g}"
+    yield "steps per hour", _rate(outcome.steps_per_hour)
     yield "response tokens per second", f"{outcome.tokens_per_second:,.0f}"
     yield "engines idle", f"{1 - outcome.engines_busy:.1%}"
     yield "places of engines empty", f"{1 - outcome.occupancy:.1%}"
@@ -120,7 +120,7 @@ def _splits(found: Findings) -> Table:
             str(config.num_engines),
             str(config.num_engines * config.gpus_per_engine),
             str(config.num_trainers),
-            f"{outcome.steps_per_hour:.4g}",
+            _rate(outcome.steps_per_hour),
             f"{1 - outcome.engines_busy:.1%}",
             f"{1 - outcome.trainers_busy:.1%}",
             f"{outcome.cost_per_step:.4g}",
@@ -129,18 +129,22 @@ def _splits(found: Findings) -> Table:
     return table
 
 
+def _rate(number: float) -> str:
+    return f"{number:.4g}" if number < 1e4 else f"{number:,.0f}"
+
+
 def proposal(found: Findings) -> str:
     """The split with the most steps per hour, in a sentence."""
     best = found.best
     if best is None:
         return "Proposal: none. It takes a step ahead (max_off_policy_steps) and GPUs for an engine and a trainer (split_gpus)."
     config = best.config
-    sampling = config.num_engines * config.gpus_per_engine
     if config.shared_gpus:
         how = f"the synchronous loop on all {config.num_gpus} GPUs by turns, with {config.num_engines} engines"
     else:
-        how = f"{sampling} GPUs sample ({config.num_engines} engines), {config.num_trainers} train, asynchronous"
-    words = f"Proposal: {how}: {best.steps_per_hour:.4g} steps per hour"
+        sampling = f"{config.num_engines} x {config.gpus_per_engine}"
+        how = f"{sampling} GPUs for sampling, {config.num_trainers} for training, asynchronous"
+    words = f"Proposal: {how}: {_rate(best.steps_per_hour)} steps per hour"
     if found.in_turns is not None and best is not found.in_turns:
         times = best.steps_per_hour / found.in_turns.steps_per_hour
         words += f", {times:.2f} times what all {config.num_gpus} GPUs do by turns in the synchronous loop"
