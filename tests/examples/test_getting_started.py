@@ -91,7 +91,8 @@ def test_a_run_writes_the_folder_that_the_config_s_name_or_the_flag_says(followe
 def test_the_run_folder_holds_what_the_page_lists(followed, language):
     (tree,) = [b for b in blocks(ROOT / f"docs/{language}/while-it-runs.md") if b.code.startswith("runs/run/")]
     listed = {re.split(r"[ :]", line.strip())[0] for line in tree.code.splitlines()[1:]}
-    of_others = {"guards/", "changes.jsonl"}  # of runs in which a guard acted, or that were resumed with a change
+    # of runs in which a guard acted, that were resumed with a change, or whose steps were profiled
+    of_others = {"guards/", "changes.jsonl", "profile/"}
     assert listed >= of_others
     run = followed[0] / "runs/run"
     assert listed - of_others == {f"{path.name}/" if path.is_dir() else path.name for path in run.iterdir()}

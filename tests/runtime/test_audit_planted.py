@@ -44,7 +44,7 @@ EDITS = [
     ),
     ("config/data.py", "    batch_size: int", "    boldness: float = Field(default=0.5, ge=0)\n    batch_size: int"),
     # a choice whose condition has gone
-    ("runtime/learning.py", "if not algorithm.mask_truncated:", "if True:"),
+    ("runtime/learning.py", "[not algorithm.mask_truncated or ", "[True or "),
 ]
 CHECKED = """
 
