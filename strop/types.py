@@ -80,6 +80,10 @@ class WaitError(StropError):
     """A wait came to its limit: the message names what was waited for."""
 
 
+class LostRankError(WaitError):
+    """A process of the trainer has ended, or does not answer; the step was not made."""
+
+
 class EngineError(StropError):
     """An engine gave something else than what it was asked for."""
 

@@ -1,0 +1,89 @@
+"""A connection to a Ray cluster, and room in it for the actors of a run."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from strop.types import UserError, WaitError
+
+LOCAL = "local"
+HOW = "local, auto (inside of a Ray job, or on a machine of a cluster), HOST:6379 or ray://HOST:10001"
+Bundle = dict[str, float]  # CPU and GPU of one actor
+
+
+def load_ray() -> Any:
+    """The package, with logs of actors as this project wants them.
+
+    Raises:
+        UserError: it is not installed.
+    """
+    os.environ.setdefault("RAY_DEDUP_LOGS", "0")  # a line that two ranks print is two lines
+    os.environ.setdefault("RAY_COLOR_PREFIX", "1" if sys.stdout.isatty() else "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # the default to be, which it otherwise announces
+    try:
+        import ray
+    except ImportError as error:
+        raise UserError(f"--cluster must have Ray: pip install 'strop[ray]' ({error}).") from error
+    return ray
+
+
+@contextmanager
+def connected(address: str, *, num_cpus: int) -> Iterator[Any]:
+    """Ray, connected for as long as this lasts. A connection that is there already is used, and stays.
+
+    Args:
+        address: what --cluster says.
+        num_cpus: that the actors of the run ask for; a cluster that is started here has no fewer.
+
+    Raises:
+        UserError: there is no cluster at the address.
+    """
+    ray = load_ray()
+    if ray.is_initialized():
+        yield ray
+        return
+    here = {"num_cpus": max(num_cpus, os.cpu_count() or 1), "include_dashboard": False} if address == LOCAL else {}
+    try:
+        ray.init(address=address, logging_level=logging.ERROR, log_to_driver=True, **here)
+    except (ConnectionError, ValueError, RuntimeError, OSError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"--cluster must be {HOW}, got {address!r}: {reason:.300}") from error
+    try:
+        yield ray
+    finally:
+        ray.shutdown()
+
+
+@contextmanager
+def placed(ray: Any, bundles: Sequence[Bundle], *, timeout_s: float) -> Iterator[Any]:
+    """Room for the actors of a run, close together: a placement group of these bundles.
+
+    Raises:
+        WaitError: the cluster has no such room within the time.
+    """
+    group = ray.util.placement_group(list(bundles), strategy="PACK")
+    try:
+        try:
+            ray.get(group.ready(), timeout=timeout_s)
+        except ray.exceptions.GetTimeoutError:
+            raise WaitError(
+                f"the cluster had no room for {_in_words(bundles)} within trainer.process_timeout_s = {timeout_s:g} s; "
+                f"it has {_total(ray.cluster_resources())}, of which {_total(ray.available_resources())} are free."
+            ) from None
+        yield group
+    finally:
+        ray.util.remove_placement_group(group)
+
+
+def _in_words(bundles: Sequence[Bundle]) -> str:
+    total = {name: sum(bundle.get(name, 0.0) for bundle in bundles) for name in ("CPU", "GPU")}
+    return f"{len(bundles)} actors with {_total(total)}"
+
+
+def _total(resources: dict[str, float]) -> str:
+    return f"{resources.get('CPU', 0):g} CPUs and {resources.get('GPU', 0):g} GPUs"
