@@ -19,6 +19,7 @@ from strop.types import LostRankError, UserError
 
 MAX_LOSSES = 3  # in a row, without a new checkpoint in between
 _LOOK_S = 0.5  # between two looks at whether somebody asked to stop
+_KNOWN_S = 5.0  # for Ray to know which actor has died
 _SETTLE_S = 15.0  # for rank 0 to end by itself, with what it writes, once another rank is lost
 
 
@@ -195,7 +196,7 @@ class _Driver:
 
     def _found(self, waiting: dict[Any, int]) -> LostRankError | None:
         """Which actor it was that rank 0 misses, as soon as Ray knows."""
-        ready, _ = self._ray.wait(list(waiting), num_returns=len(waiting), timeout=_SETTLE_S) if waiting else ([], [])
+        ready, _ = self._ray.wait(list(waiting), num_returns=len(waiting), timeout=_KNOWN_S) if waiting else ([], [])
         for ref in ready:
             try:
                 self._ray.get(ref)
@@ -208,13 +209,17 @@ class _Driver:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as On
 
         place = self._places[0]
-        send = self._ray.remote(os.kill).options(num_cpus=0, scheduling_strategy=On(place.node, soft=False))
+        send = self._ray.remote(_send).options(num_cpus=0, scheduling_strategy=On(place.node, soft=False))
         send.remote(place.pid, signal.SIGTERM)
 
     def _end(self) -> None:
         actors, self._actors, self._places = self._actors, [], []
         for actor in actors:
             self._ray.kill(actor)
+
+
+def _send(pid: int, number: int) -> None:
+    os.kill(pid, number)
 
 
 def _with_overwrite(config: Any, overwrite: bool) -> Any:
