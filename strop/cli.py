@@ -154,7 +154,7 @@ def _run_steps(
         with console.live():
             result = run(config, **given, console=console)
     else:
-        from strop.runtime.cluster import run_on_cluster
+        from strop.runtime.cluster.driver import run_on_cluster
 
         result = run_on_cluster(cluster, run, config, **given, console=console)
     if result.interrupted:

@@ -21,12 +21,22 @@ class TorchEngineOptions(Options):
     max_sequences: int = Field(
         default=64, ge=1, le=65536, description="Sequences sampled at the same time; the others wait for a free slot."
     )
+    num_replicas: int = Field(
+        default=0,
+        ge=0,
+        le=4096,
+        description="Samplers with a copy of the model of their own, each an actor of the cluster that --cluster names, with "
+        "max_sequences of its own; 0: rank 0 samples from its own weights.",
+    )
 
 
 class VLLMEngineOptions(Options):
     """Samples in vLLM servers, which are given new weights after each step. Without addresses strop starts them itself."""
 
-    why_not: ClassVar[dict[str, str]] = {"max_sequences": _OF_SERVERS}
+    why_not: ClassVar[dict[str, str]] = {
+        "max_sequences": _OF_SERVERS,
+        "num_replicas": "has none: engine.num_servers says how many servers sample",
+    }
 
     kind: Literal["vllm"] = "vllm"
     addresses: tuple[str, ...] = Field(

@@ -34,6 +34,12 @@ def problems(config: TrainConfig) -> Iterator[Problem]:
 
 def _engine(config: TrainConfig) -> Iterator[Problem]:
     if config.engine.kind != "vllm":
+        if config.lora.is_on and config.engine.num_replicas:
+            yield Problem(
+                "engine.num_replicas",
+                f"must be 0 with lora.rank = {config.lora.rank}, got {config.engine.num_replicas}: replicas are given whole "
+                "weights, and adapters are not added to them yet.",
+            )
         return
     if config.lora.is_on:
         yield Problem(

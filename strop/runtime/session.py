@@ -19,6 +19,8 @@ from strop.rewards import Scorer, label_check, make_scorer
 from strop.rollout import Filters
 from strop.rollout.single_turn import Decode
 from strop.runtime.best import Best
+from strop.runtime.cluster.connection import room_of_run
+from strop.runtime.cluster.replicas import ReplicaEngine, check_replicas
 from strop.runtime.critics import open_critic
 from strop.runtime.evaluation import Evaluation, HeldOut, response_limit
 from strop.runtime.from_rollouts import RecordedRollouts, open_recorded
@@ -184,6 +186,7 @@ def open_sampling(
 ) -> SamplingSession:
     """The part of a session that samples and scores, from what the config names."""
     filters = Filters(config.filter, looks_at_parts=config.algorithm.advantage.kind == "gdpo")
+    check_replicas(config.engine)
     set_threads(config.trainer.num_threads, num_processes=config.trainer.num_processes)
     check_peft(config.lora)
     interrupts.check()
@@ -261,6 +264,10 @@ def make_engine(config: TrainConfig, loaded: LoadedModel, console: Console) -> E
     for the first sample; `close` ends that."""
     options, model, ids = config.engine, loaded.model, loaded.stop_token_ids
     if isinstance(options, TorchEngineOptions):
+        if options.num_replicas:
+            check_replicas(options)
+            weights = list(model.named_parameters())
+            return ReplicaEngine(config, room_of_run(), weights, stop_token_ids=ids, tell=console.warn)
         return TorchEngine(model, stop_token_ids=ids, max_sequences=options.max_sequences)
     from strop.engines.vllm.engine import VLLMEngine
     from strop.engines.vllm.process import Served

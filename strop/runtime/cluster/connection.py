@@ -87,3 +87,19 @@ def _in_words(bundles: Sequence[Bundle]) -> str:
 
 def _total(resources: dict[str, float]) -> str:
     return f"{resources.get('CPU', 0):g} CPUs and {resources.get('GPU', 0):g} GPUs"
+
+
+def room_of_run() -> Any:
+    """The placement group that this process is an actor of; None in a run without a cluster."""
+    if "ray" not in sys.modules:
+        return None
+    import ray
+
+    return ray.util.get_current_placement_group() if ray.is_initialized() else None
+
+
+def why_lost(error: BaseException) -> str:
+    """The sentence of Ray's that says why an actor died."""
+    lines = [line.strip() for line in str(error).splitlines()] or [type(error).__name__]
+    found = next((line for line in lines if line.startswith("The actor is dead because")), lines[0])
+    return found.partition(" Some common causes")[0].rstrip(".")

@@ -10,9 +10,9 @@ from dataclasses import replace
 from typing import Any
 
 from strop import interrupts
-from strop.config import SFTConfig, TrainConfig
+from strop.config import SFTConfig, TorchEngineOptions, TrainConfig
 from strop.observe.console import Console, QuietConsole
-from strop.runtime.cluster.connection import LOCAL, Bundle, connected, placed
+from strop.runtime.cluster.connection import LOCAL, Bundle, connected, placed, why_lost
 from strop.runtime.cluster.rank_actor import Outcome, Place, RankActor, Task
 from strop.runtime.rank import LOOPBACK, is_launched
 from strop.types import LostRankError, UserError
@@ -55,19 +55,26 @@ def run_on_cluster(
     if is_launched():
         raise UserError("--cluster must be left out where a launcher starts the ranks: Ray starts them itself.")
     size, cpus = config.trainer.num_processes, config.trainer.num_threads or 1
-    with connected(address, num_cpus=size * cpus) as ray:
+    num_actors = size + _num_samplers(config)
+    with connected(address, num_cpus=num_actors * cpus) as ray:
         bundle: Bundle = {"CPU": cpus}
         if _wants_gpus(ray, config):
             bundle["GPU"] = 1
         task = Task(work, config, resume, allow_change, os.getcwd(), reads_files=address != LOCAL)
-        with placed(ray, [bundle] * size, timeout_s=config.trainer.process_timeout_s) as room:
+        with placed(ray, [bundle] * num_actors, timeout_s=config.trainer.process_timeout_s) as room:
             return _Driver(ray, room, bundle, task, console or QuietConsole()).run()
 
 
+def _num_samplers(config: TrainConfig | SFTConfig) -> int:
+    """Actors beside the ranks; where there are none, rank 0 samples."""
+    engine = config.engine if isinstance(config, TrainConfig) else None
+    return engine.num_replicas if isinstance(engine, TorchEngineOptions) else 0
+
+
 def _wants_gpus(ray: Any, config: TrainConfig | SFTConfig) -> bool:
-    """One a rank, unless the config says CPU, or leaves it open and the cluster has not enough. Not run in this project's CI."""
+    """One an actor, unless the config says CPU, or leaves it open and the cluster has not enough. GPUs: not run in CI."""
     device = config.model.device
-    has_enough = ray.cluster_resources().get("GPU", 0) >= config.trainer.num_processes
+    has_enough = ray.cluster_resources().get("GPU", 0) >= config.trainer.num_processes + _num_samplers(config)
     return has_enough if device == "auto" else device.startswith("cuda")
 
 
@@ -82,7 +89,9 @@ class _Driver:
         self._before: str | None = None  # the newest checkpoint before the run began
         self._reached = ""  # that of the last attempt
         if not task.config.run.checkpoint_every_steps:
-            console.warn("run.checkpoint_every_steps = 0: should an actor be lost, the run begins again at its first step.")
+            console.warn(
+                "run.checkpoint_every_steps = 0: should an actor be lost, the run begins again at its first step."
+            )
 
     def run(self) -> Any:
         """What the work returns, once all of its steps are made."""
@@ -147,7 +156,7 @@ class _Driver:
             ) from error
 
     def _lost(self, rank: int, error: BaseException) -> LostRankError:
-        return LostRankError(f"rank {rank} at {self._at(rank)} was lost: {_reason(error)}. The step was not made.")
+        return LostRankError(f"rank {rank} at {self._at(rank)} was lost: {why_lost(error)}. The step was not made.")
 
     def _task_from(self, newest: str) -> Task:
         """What is to be done, given the newest checkpoint in the run folder: that of this run is gone on from."""
@@ -165,7 +174,9 @@ class _Driver:
         master = LOOPBACK if len(set(hosts)) == 1 else hosts[0]
         common = {"WORLD_SIZE": len(nodes), "MASTER_ADDR": master, "MASTER_PORT": self._places[0].port}
         # An actor sees its own GPU alone, whose number then is 0.
-        own = ({"RANK": rank, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": nodes.count(node)} for rank, node in enumerate(nodes))
+        own = (
+            {"RANK": rank, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": nodes.count(node)} for rank, node in enumerate(nodes)
+        )
         return [{name: str(value) for name, value in (common | mine).items()} for mine in own]
 
     def _watch(self, waiting: dict[Any, int], stop: interrupts.StopFlag) -> Outcome:
@@ -224,10 +235,3 @@ def _send(pid: int, number: int) -> None:
 
 def _with_overwrite(config: Any, overwrite: bool) -> Any:
     return config.model_copy(update={"run": config.run.model_copy(update={"overwrite": overwrite})})
-
-
-def _reason(error: BaseException) -> str:
-    """The sentence of Ray's that says why an actor died."""
-    lines = [line.strip() for line in str(error).splitlines()]
-    found = next((line for line in lines if line.startswith("The actor is dead because")), lines[0])
-    return found.partition(" Some common causes")[0].rstrip(".")
