@@ -44,7 +44,12 @@ class VLLMEngineOptions(Options):
         description="http://host:port of each server that is there already; prompts are spread over them. []: strop starts "
         "servers itself.",
     )
-    num_servers: int = Field(default=1, ge=1, le=64, description="How many servers strop starts on this machine.")
+    num_servers: int = Field(
+        default=1,
+        ge=1,
+        le=64,
+        description="How many servers strop starts: on this machine, or on the nodes of a cluster (--cluster).",
+    )
     python: str = Field(
         default=".venv-vllm/bin/python",
         description="Python executable of the environment that has vLLM, for the servers that strop starts (make vllm-env).",
@@ -88,6 +93,13 @@ class VLLMEngineOptions(Options):
         default=False,
         description="Write only what changed, for a slow disk or network. Both sides then hold a copy of all weights.",
     )
+
+    @property
+    def gpus_per_server(self) -> int:
+        """GPUs that server_args ask for, for one server."""
+        words = [word for arg in self.server_args for word in arg.split("=", 1)]
+        given = [words[at + 1] for at, word in enumerate(words[:-1]) if word in ("--tensor-parallel-size", "-tp")]
+        return int(given[-1]) if given and given[-1].isdigit() else 1
 
     def problems(self) -> Iterator[Problem]:
         for address in self.addresses:

@@ -270,12 +270,17 @@ def make_engine(config: TrainConfig, loaded: LoadedModel, console: Console) -> E
             return ReplicaEngine(config, room_of_run(), weights, stop_token_ids=ids, tell=console.warn)
         return TorchEngine(model, stop_token_ids=ids, max_sequences=options.max_sequences)
     from strop.engines.vllm.engine import VLLMEngine
-    from strop.engines.vllm.process import Served
+    from strop.engines.vllm.process import Served, ServerProcess
 
     on_cpu = next(model.parameters()).device.type == "cpu"
     served = Served(config.model.path, config.model.dtype, on_cpu, config.model.trust_remote_code)
     weights = list(model.named_parameters())
-    return VLLMEngine(options, served, weights, stop_token_ids=ids, tell=console.warn)
+    room, server = room_of_run(), ServerProcess
+    if room is not None and not options.addresses:
+        from strop.runtime.cluster.servers import ServersOnNodes
+
+        server = ServersOnNodes(config, room)
+    return VLLMEngine(options, served, weights, stop_token_ids=ids, tell=console.warn, server=server)
 
 
 def decoder(loaded: LoadedModel) -> Decode:

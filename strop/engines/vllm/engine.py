@@ -12,8 +12,8 @@ from strop.config import VLLMEngineOptions
 from strop.engines.fit import check_weights, to_read_twice
 from strop.engines.remote_logprobs import read_prompt_logprobs
 from strop.engines.vllm.device_transfer import transfer_of
-from strop.engines.vllm.fleet import Fleet, together
-from strop.engines.vllm.process import Served
+from strop.engines.vllm.fleet import Fleet, StartServer, together
+from strop.engines.vllm.process import Served, ServerProcess
 from strop.engines.vllm.samples import GENERATE, ForeignWeightsError, read_sample, sample_body
 from strop.engines.vllm.server import FOREIGN, HOW_TO_START, LostError, Server
 from strop.types import (
@@ -42,6 +42,7 @@ class VLLMEngine:
         weights: what is sampled from until others come; looked at when the first sample is asked for.
         stop_token_ids: ids that end a response (they stay its last token).
         tell: told of servers that start, are lost and come back.
+        server: makes what starts a server (see `Fleet`).
     """
 
     def __init__(
@@ -52,11 +53,12 @@ class VLLMEngine:
         *,
         stop_token_ids: Iterable[int],
         tell: Callable[[str], None] = lambda words: None,
+        server: StartServer = ServerProcess,
     ) -> None:
         self.options, self.stop_token_ids, self.policy_version = options, frozenset(stop_token_ids), 0
         self._weights = to_read_twice(weights)
         self._own = {name: tuple(tensor.shape) for name, tensor in self._weights}
-        self._fleet = Fleet(options, served, transfer_of(options), tell=tell)
+        self._fleet = Fleet(options, served, transfer_of(options), tell=tell, server=server)
         self._token = secrets.token_hex(4)  # in labels, so that no two runs have the same
         self._versions: dict[str, int] = {}  # label to policy version
         self._label = ""  # of the weights that all servers hold

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import tempfile
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,6 +19,7 @@ from strop.engines.vllm.transfer import WeightTransfer
 from strop.types import EngineError, WeightSource
 
 T = TypeVar("T")
+StartServer = Callable[[str, Sequence[str], Path], Any]  # Python, arguments and log to a server that is not started yet
 _KEEPALIVE_S = 4.0  # below the 5 s after which a server closes a connection that nobody uses
 
 
@@ -30,15 +31,23 @@ class Fleet:
         served: the model that servers begin with.
         transfer: how weights reach them.
         tell: told of what is started, lost and brought back.
+        server: makes what starts a server: of this machine, or one that does what `ServerProcess` does elsewhere.
     """
 
     def __init__(
-        self, options: VLLMEngineOptions, served: Served, transfer: WeightTransfer, *, tell: Callable[[str], None]
+        self,
+        options: VLLMEngineOptions,
+        served: Served,
+        transfer: WeightTransfer,
+        *,
+        tell: Callable[[str], None],
+        server: StartServer = ServerProcess,
     ) -> None:
+        self._server = server
         self.options, self.servers, self.num_restarts = options, list[Server](), 0
         self._served, self._transfer, self._tell = served, transfer, tell
         self._folder: Path | None = None  # of the servers' logs
-        self._processes: dict[str, ServerProcess] = {}  # by address, those that were started here
+        self._processes: dict[str, Any] = {}  # by address, those that were started here
         self._client: httpx2.AsyncClient | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._label = ""  # of the weights that were prepared last
@@ -59,7 +68,10 @@ class Fleet:
             timeout_s = self.options.request_timeout_s
             addresses = self.options.addresses or self._processes
             servers = [Server(self._client, address, timeout_s=timeout_s) for address in addresses]
-            await together(map(self._until_up, servers))
+            try:
+                await together(map(self._until_up, servers))
+            except LostError as error:
+                raise EngineError(f"a vLLM server was lost before it was up: {error}") from error
             self.servers = servers
             return True
 
@@ -67,7 +79,7 @@ class Fleet:
         self._folder = Path(tempfile.mkdtemp(prefix="strop-vllm-"))
         args = [*server_command(self._served, backend=self._transfer.backend), *self.options.server_args]
         for place in range(self.options.num_servers):
-            process = ServerProcess(self.options.python, args, self._folder / f"server-{place}.log")
+            process = self._server(self.options.python, args, self._folder / f"server-{place}.log")
             self._processes[process.address] = (
                 process  # before it starts, so that it ends whatever becomes of the next one
             )
@@ -137,6 +149,8 @@ class Fleet:
             try:
                 if process is not None and not await server.is_healthy():
                     await asyncio.to_thread(process.start)
+                    self._processes[process.address] = self._processes.pop(server.address)
+                    server.address = process.address  # another one where it had to move
                     self._tell(f"{server!r} starts again; its log is {process.log}")
                 await self._until_up(server)
                 server.generation += 1  # before it is given anything: a group of the one before is not this one's

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from strop import interrupts
-from strop.config import SFTConfig, TorchEngineOptions, TrainConfig
+from strop.config import SFTConfig, TorchEngineOptions, TrainConfig, VLLMEngineOptions
 from strop.observe.console import Console, QuietConsole
 from strop.runtime.cluster.connection import LOCAL, Bundle, connected, placed, why_lost
 from strop.runtime.cluster.rank_actor import Outcome, Place, RankActor, Task
@@ -55,27 +55,31 @@ def run_on_cluster(
     if is_launched():
         raise UserError("--cluster must be left out where a launcher starts the ranks: Ray starts them itself.")
     size, cpus = config.trainer.num_processes, config.trainer.num_threads or 1
-    num_actors = size + _num_samplers(config)
-    with connected(address, num_cpus=num_actors * cpus) as ray:
-        bundle: Bundle = {"CPU": cpus}
-        if _wants_gpus(ray, config):
-            bundle["GPU"] = 1
+    num_samplers, gpus_each = _samplers(config)
+    with connected(address, num_cpus=(size + num_samplers) * cpus) as ray:
+        has_gpus = _wants_gpus(ray, config, size + num_samplers * gpus_each)
+        rank: Bundle = {"CPU": cpus, **({"GPU": 1} if has_gpus else {})}
+        sampler: Bundle = {"CPU": cpus, **({"GPU": gpus_each} if has_gpus else {})}
         task = Task(work, config, resume, allow_change, os.getcwd(), reads_files=address != LOCAL)
-        with placed(ray, [bundle] * num_actors, timeout_s=config.trainer.process_timeout_s) as room:
-            return _Driver(ray, room, bundle, task, console or QuietConsole()).run()
+        bundles = [rank] * size + [sampler] * num_samplers
+        with placed(ray, bundles, timeout_s=config.trainer.process_timeout_s) as room:
+            return _Driver(ray, room, rank, task, console or QuietConsole()).run()
 
 
-def _num_samplers(config: TrainConfig | SFTConfig) -> int:
-    """Actors beside the ranks; where there are none, rank 0 samples."""
+def _samplers(config: TrainConfig | SFTConfig) -> tuple[int, int]:
+    """Actors beside the ranks, and GPUs of each; where there are none, rank 0 samples."""
     engine = config.engine if isinstance(config, TrainConfig) else None
-    return engine.num_replicas if isinstance(engine, TorchEngineOptions) else 0
+    if isinstance(engine, TorchEngineOptions):
+        return engine.num_replicas, 1
+    if isinstance(engine, VLLMEngineOptions) and not engine.addresses:
+        return engine.num_servers, engine.gpus_per_server
+    return 0, 1
 
 
-def _wants_gpus(ray: Any, config: TrainConfig | SFTConfig) -> bool:
-    """One an actor, unless the config says CPU, or leaves it open and the cluster has not enough. GPUs: not run in CI."""
+def _wants_gpus(ray: Any, config: TrainConfig | SFTConfig, wanted: int) -> bool:
+    """True unless the config says CPU, or leaves it open and the cluster has fewer than wanted. GPUs: not run in CI."""
     device = config.model.device
-    has_enough = ray.cluster_resources().get("GPU", 0) >= config.trainer.num_processes + _num_samplers(config)
-    return has_enough if device == "auto" else device.startswith("cuda")
+    return ray.cluster_resources().get("GPU", 0) >= wanted if device == "auto" else device.startswith("cuda")
 
 
 class _Driver:
