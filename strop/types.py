@@ -267,6 +267,10 @@ class Engine(Protocol):
         """Sample from these weights from now on; what carrying them took, as metrics. Whole, or an error and not at all."""
         ...
 
+    async def rest(self) -> None:
+        """Nothing is asked for until the trainer has made a step: what the step could use may be given up until then."""
+        ...
+
     async def close(self) -> None: ...
 
 

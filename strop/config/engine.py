@@ -80,6 +80,11 @@ class VLLMEngineOptions(Options):
         description="What becomes of samples in flight when new weights come: they go on with them, they end first, or they "
         "end where they are (finish reason abort).",
     )
+    sleep: bool = Field(
+        default=False,
+        description="While the trainer works the servers keep their weights in host memory and give up that of their GPUs, so "
+        "that both can have the same ones; on a cluster they are then placed with the ranks.",
+    )
     transfer: Literal["files", "nccl", "ipc"] = Field(
         default="files",
         description="How weights reach the servers: as safetensors files that both sides can read, from GPU to GPU (nccl), or "

@@ -34,6 +34,8 @@ async def train_steps(session: Session) -> None:
             session.mark_place()
             _save_if_taken_back(session)
             continue
+        if session.engine is not None:
+            await session.engine.rest()
         metrics = make_step(session, rollouts, metrics)
         metrics |= await _share_weights(session)
         session.mark_place()

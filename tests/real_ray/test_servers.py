@@ -43,6 +43,26 @@ def servers_of(folder):
     return [p for p in Path("/proc").glob("[0-9]*/cmdline") if f"{folder}/proxy.py".encode() in p.read_bytes()]
 
 
+def test_servers_that_sleep_are_in_the_ranks_places(cluster, small, tmp_path):
+    """Three ranks take all of the six CPUs."""
+    (tmp_path / "model").symlink_to(small.start)
+    flags = (
+        "--cluster",
+        "auto",
+        "--engine.kind",
+        "vllm",
+        "--engine.sleep",
+        "--num-threads",
+        "2",
+        "--num-processes",
+        "3",
+    )
+    with engine_servers.standing(tmp_path):
+        run(small, tmp_path / "run", *flags, "--engine.python", tmp_path / engine_servers.PYTHONS[0])
+        (seen,) = [seen for seen in engine_servers.seen() if seen]
+    assert (seen["sleep 1"], seen["wake_up"]) == (4, 4)
+
+
 def test_two_servers_on_nodes_sample_what_rank_0_would_and_an_actor_that_is_lost_costs_no_sample(
     cluster, small, tmp_path
 ):

@@ -133,6 +133,7 @@ class VLLMEngine:
             ModelError: they are not those of the model; the servers keep what they have.
         """
         await self._open()
+        await self._fleet.wake()
         weights = to_read_twice(weights)
         given = {name: tuple(tensor.shape) for name, tensor in weights}
         check_weights(given, self._own, of="the engine's model")
@@ -158,14 +159,20 @@ class VLLMEngine:
         first, self._first = self._first, {}
         return {name: metric + first[name] if name in first else metric for name, metric in found.items()}
 
+    async def rest(self) -> None:
+        """With `engine.sleep` servers give up the memory of a GPU until weights come or a sample is asked for."""
+        if self.options.sleep and self._label:
+            await self._fleet.rest()
+
     async def close(self) -> None:
         """End what is in flight, the servers that were started, and what was written for them."""
         await self._fleet.close()
         self._label = ""
 
     async def _ready(self) -> None:
-        """Servers are there and hold weights of this run."""
+        """Servers are there, awake, and hold weights of this run."""
         await self._open()
+        await self._fleet.wake()
         if not self._label:
             async with self._giving_first:
                 if not self._label:

@@ -6,7 +6,7 @@ import asyncio
 import shutil
 import tempfile
 from collections.abc import Callable, Coroutine, Iterable, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -51,13 +51,14 @@ class Fleet:
         self._client: httpx2.AsyncClient | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._label = ""  # of the weights that were prepared last
+        self._asleep: set[Server] = set()
 
     async def open(self) -> bool:
         """See to it that servers are there, started or at their addresses. True where that is so only since now: in the first
         call, and in the first one of another event loop."""
         loop = asyncio.get_running_loop()
         if self._loop is not loop:  # a client belongs to the loop that it was made in
-            self._loop, self._client, self.servers, self._opening = loop, None, [], asyncio.Lock()
+            self._loop, self._client, self.servers, self._opening, self._asleep = loop, None, [], asyncio.Lock(), set()
         async with self._opening:
             if self.servers:
                 return False
@@ -78,6 +79,7 @@ class Fleet:
     def _start_processes(self) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="strop-vllm-"))
         args = [*server_command(self._served, backend=self._transfer.backend), *self.options.server_args]
+        args += ["--enable-sleep-mode"] if self.options.sleep else []
         for place in range(self.options.num_servers):
             process = self._server(self.options.python, args, self._folder / f"server-{place}.log")
             self._processes[process.address] = (
@@ -160,6 +162,29 @@ class Fleet:
                 continue
             self.num_restarts += 1
             return num_bytes
+
+    async def rest(self) -> None:
+        """Have all servers keep their weights in host memory, and nothing on a GPU."""
+        self._asleep = set(self.servers)
+        await together(map(self._rest, self.servers))
+
+    async def _rest(self, server: Server) -> None:
+        with suppress(LostError):  # which is seen when it is woken
+            await server.ask("POST", "/sleep", level="1")
+
+    async def wake(self) -> None:
+        """Have those that rest be as before; one that was lost meanwhile is brought back."""
+        if self._asleep:
+            async with self._opening:
+                await together(map(self._wake, self._asleep))
+                self._asleep = set()
+
+    async def _wake(self, server: Server) -> None:
+        generation = server.generation
+        try:
+            await server.ask("POST", "/wake_up")
+        except LostError as error:
+            await self.bring_back(server, generation, str(error))
 
     async def close(self) -> None:
         """End the servers that were started, and remove what was written for all of them."""

@@ -15,7 +15,7 @@ from strop.observe.console import Console, QuietConsole
 from strop.runtime.cluster.connection import LOCAL, Bundle, connected, placed, why_lost
 from strop.runtime.cluster.rank_actor import Outcome, Place, RankActor, Task
 from strop.runtime.rank import LOOPBACK, is_launched
-from strop.types import LostRankError, UserError
+from strop.types import ConfigError, LostRankError, UserError
 
 MAX_LOSSES = 3  # in a row, without a new checkpoint in between
 _LOOK_S = 0.5  # between two looks at whether somebody asked to stop
@@ -55,15 +55,39 @@ def run_on_cluster(
     if is_launched():
         raise UserError("--cluster must be left out where a launcher starts the ranks: Ray starts them itself.")
     size, cpus = config.trainer.num_processes, config.trainer.num_threads or 1
-    num_samplers, gpus_each = _samplers(config)
+    shares = _shares(config)
+    num_samplers, gpus_each = (0, 0) if shares else _samplers(config)
     with connected(address, num_cpus=(size + num_samplers) * cpus) as ray:
         has_gpus = _wants_gpus(ray, config, size + num_samplers * gpus_each)
         rank: Bundle = {"CPU": cpus, **({"GPU": 1} if has_gpus else {})}
         sampler: Bundle = {"CPU": cpus, **({"GPU": gpus_each} if has_gpus else {})}
         task = Task(work, config, resume, allow_change, os.getcwd(), reads_files=address != LOCAL)
+        rank_takes = rank | {"GPU": rank.get("GPU", 0) / 2} if shares else rank
         bundles = [rank] * size + [sampler] * num_samplers
         with placed(ray, bundles, timeout_s=config.trainer.process_timeout_s) as room:
-            return _Driver(ray, room, rank, task, console or QuietConsole()).run()
+            return _Driver(ray, room, rank_takes, task, console or QuietConsole()).run()
+
+
+def _shares(config: TrainConfig | SFTConfig) -> bool:
+    """True where servers that sleep while the ranks work are in the ranks' places: each takes half of a GPU, as Ray counts.
+
+    Raises:
+        ConfigError: a server needs several GPUs, and a rank has one.
+    """
+    engine = config.engine if isinstance(config, TrainConfig) else None
+    if not isinstance(engine, VLLMEngineOptions) or engine.addresses or not engine.sleep:
+        return False
+    if engine.gpus_per_server > 1:
+        raise ConfigError(
+            f"engine.sleep must be false on a cluster with servers of {engine.gpus_per_server} GPUs: they would share those of "
+            "the ranks, which have one each."
+        )
+    if engine.num_servers > config.trainer.num_processes:
+        raise ConfigError(
+            f"engine.num_servers must be at most trainer.num_processes = {config.trainer.num_processes} with engine.sleep on a "
+            f"cluster, got {engine.num_servers}: each shares the place of a rank."
+        )
+    return True
 
 
 def _samplers(config: TrainConfig | SFTConfig) -> tuple[int, int]:

@@ -139,6 +139,9 @@ class ReplicaEngine:
             "engine_restarts": Metric("sum", restarts),
         }
 
+    async def rest(self) -> None:
+        """Replicas have devices of their own."""
+
     async def close(self) -> None:
         """End the replicas."""
         import ray

@@ -108,17 +108,17 @@ class ServerOnNode:
         import ray
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy as In
 
-        index = self._config.trainer.num_processes + self._number
+        options = self._config.engine
+        assert isinstance(options, VLLMEngineOptions)
+        index = self._number + (0 if options.sleep else self._config.trainer.num_processes)
         bundle = self._room.bundle_specs[index]
         kind = ray.remote(ServerActor).options(
-            num_cpus=bundle["CPU"],
-            num_gpus=bundle.get("GPU", 0),
+            num_cpus=0 if options.sleep else bundle["CPU"],
+            num_gpus=bundle.get("GPU", 0) / (2 if options.sleep else 1),
             scheduling_strategy=In(self._room, placement_group_bundle_index=index),
         )
         self._actor = kind.remote(self._number, *self._given, os.getcwd())
         self.address = str(self._asked("address"))
-        options = self._config.engine
-        assert isinstance(options, VLLMEngineOptions)
         host, here = urlsplit(self.address).hostname, ray.util.get_node_ip_address()
         if options.transfer == "files" and options.transfer_folder is None and host != here:
             raise ConfigError(
