@@ -96,7 +96,9 @@ def _users_scorer(options: FunctionRewardOptions | SlimeRewardOptions) -> Scorer
     except RewardError:
         ask.close()
         raise
-    return Scorer(ask, options.function, options.on_error, has_limits=in_workers, close=ask.close)
+    return Scorer(
+        ask, options.function, options.on_error, has_limits=in_workers, close=ask.close, count_from=ask.count_from
+    )
 
 
 def _check_async(options: FunctionRewardOptions | SlimeRewardOptions, *, is_async: bool) -> None:

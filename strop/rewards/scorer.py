@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from strop.rewards.reading import Failure, Outcome, Score, ScoreReader
+from strop.rewards.reading import ElsewhereError, Failure, Outcome, Score, ScoreReader
 from strop.types import Metric, RewardError, Rollout, StepMetrics
 
 logger = logging.getLogger("strop")
@@ -45,6 +46,7 @@ class Scorer:
         has_limits: calls may be stopped, which is counted.
         metrics: called after each batch for counts of the scorer's own.
         close: ends what it holds open.
+        count_from: told the number, among all that are ever scored, of the rollout that is asked for next.
 
     >>> from strop.types import Prompt
     >>> prompt = Prompt(row=0, tokens=(5,), text="2+3=", label="5")
@@ -63,10 +65,11 @@ class Scorer:
         has_limits: bool = False,
         metrics: Callable[[], StepMetrics] | None = None,
         close: Callable[[], None] | None = None,
+        count_from: Callable[[int], None] | None = None,
     ) -> None:
         self.name = name
         self._ask, self._on_error, self._has_limits, self._metrics = ask, on_error, has_limits, metrics
-        self._close, self._has_logged = close, False
+        self._close, self._count_from, self._has_logged = close, count_from, False
 
     def __call__(self, rollouts: Sequence[Rollout], advance: Callable[[int], object] = lambda done: None) -> Scored:
         """Score rollouts. `advance` is told how many are done.
@@ -93,6 +96,18 @@ class Scorer:
         for word, name in _STOPPED.items() if self._has_limits else ():
             metrics[name] = Metric("sum", sum(failure.excluded == word for failure in failed.values()))
         return Scored(tuple(scored), metrics | (self._metrics() if self._metrics else {}))
+
+    def outcomes(self, rollouts: Sequence[Rollout], *, first: int) -> tuple[list[Outcome], StepMetrics]:
+        """What was scored, for a scorer in another process, and this one's own counts. `first`: the number of the first
+        rollout among all that are ever scored."""
+        if self._count_from is not None:
+            self._count_from(first)
+        found = [_portable(outcome) for outcome in self._ask(rollouts, lambda done: None)]
+        return found, self._metrics() if self._metrics else {}
+
+    def spread(self, ask: Ask, metrics: Callable[[], StepMetrics], close: Callable[[], None]) -> Scorer:
+        """This scorer, with outcomes and counts that come from elsewhere."""
+        return Scorer(ask, self.name, self._on_error, has_limits=self._has_limits, metrics=metrics, close=close)
 
     def close(self) -> None:
         """End what the scorer holds open, such as processes."""
@@ -124,6 +139,13 @@ class Scorer:
         if self._on_error == "zero":
             return replace(rollout, reward=0.0)
         return replace(rollout, reward=None, excluded=outcome.excluded)
+
+
+def _portable(outcome: Outcome) -> Outcome:
+    """An outcome whose error another process can read: it has the text of the traceback."""
+    if not isinstance(outcome, Failure) or outcome.error is None or isinstance(outcome.error, ElsewhereError):
+        return outcome
+    return replace(outcome, error=ElsewhereError("".join(traceback.format_exception(outcome.error))))
 
 
 class Unscored(Scorer):

@@ -19,8 +19,7 @@ from strop.rewards import Scorer, label_check, make_scorer
 from strop.rollout import Filters
 from strop.rollout.single_turn import Decode
 from strop.runtime.best import Best
-from strop.runtime.cluster.connection import room_of_run
-from strop.runtime.cluster.replicas import ReplicaEngine, check_replicas
+from strop.runtime.cluster.connection import check_has_room, room_of_run
 from strop.runtime.critics import open_critic
 from strop.runtime.evaluation import Evaluation, HeldOut, response_limit
 from strop.runtime.from_rollouts import RecordedRollouts, open_recorded
@@ -114,8 +113,15 @@ def open_session(config: TrainConfig, console: Console, folder: RunFolder, *, re
     sampled, and the rollouts are those of the run itself."""
     recorded = None if replays else open_recorded(config, console)
     with ExitStack() as processes:
+        check_has_room(config)
         scorer = make_scorer(config.reward)
         processes.callback(scorer.close)
+        if config.rollout.num_scorers:
+            from strop.runtime.cluster.scorers import ScorersOnNodes
+
+            on_nodes = ScorersOnNodes(config, room_of_run(), tell=console.warn)
+            scorer = scorer.spread(on_nodes, on_nodes.take_metrics, on_nodes.close)
+            processes.callback(scorer.close)
         scorers = make_eval_scorers(config, scorer)
         for of_set in scorers.values():
             processes.callback(of_set.close)
@@ -186,7 +192,7 @@ def open_sampling(
 ) -> SamplingSession:
     """The part of a session that samples and scores, from what the config names."""
     filters = Filters(config.filter, looks_at_parts=config.algorithm.advantage.kind == "gdpo")
-    check_replicas(config.engine)
+    check_has_room(config)
     set_threads(config.trainer.num_threads, num_processes=config.trainer.num_processes)
     check_peft(config.lora)
     interrupts.check()
@@ -265,7 +271,8 @@ def make_engine(config: TrainConfig, loaded: LoadedModel, console: Console) -> E
     options, model, ids = config.engine, loaded.model, loaded.stop_token_ids
     if isinstance(options, TorchEngineOptions):
         if options.num_replicas:
-            check_replicas(options)
+            from strop.runtime.cluster.replicas import ReplicaEngine
+
             weights = list(model.named_parameters())
             return ReplicaEngine(config, room_of_run(), weights, stop_token_ids=ids, tell=console.warn)
         return TorchEngine(model, stop_token_ids=ids, max_sequences=options.max_sequences)

@@ -5,13 +5,16 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from strop.types import UserError, WaitError
+from strop.config import TorchEngineOptions, TrainConfig
+from strop.types import ConfigError, UserError, WaitError
 
 LOCAL = "local"
+_LAST_LINES_S = 1.0  # for what actors printed last to come here: Ray looks at their logs now and then
 HOW = "local, auto (inside of a Ray job, or on a machine of a cluster), HOST:6379 or ray://HOST:10001"
 Bundle = dict[str, float]  # CPU and GPU of one actor
 
@@ -55,6 +58,7 @@ def connected(address: str, *, num_cpus: int) -> Iterator[Any]:
         raise UserError(f"--cluster must be {HOW}, got {address!r}: {reason:.300}") from error
     try:
         yield ray
+        time.sleep(_LAST_LINES_S)
     finally:
         ray.shutdown()
 
@@ -96,6 +100,19 @@ def room_of_run() -> Any:
     import ray
 
     return ray.util.get_current_placement_group() if ray.is_initialized() else None
+
+
+def check_has_room(config: TrainConfig) -> None:
+    """Raises ConfigError where the config asks for actors and there is no cluster to hold them."""
+    engine = config.engine
+    wanted = {"engine.num_replicas": engine.num_replicas if isinstance(engine, TorchEngineOptions) else 0}
+    wanted["rollout.num_scorers"] = config.rollout.num_scorers
+    for option, number in wanted.items():
+        if number and room_of_run() is None:
+            raise ConfigError(
+                f"{option} must be 0 without a cluster, got {number}: each is an actor of Ray. strop train CONFIG --cluster "
+                f"ADDRESS has one; here set --{option} 0."
+            )
 
 
 def why_lost(error: BaseException) -> str:

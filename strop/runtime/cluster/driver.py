@@ -57,13 +57,14 @@ def run_on_cluster(
     size, cpus = config.trainer.num_processes, config.trainer.num_threads or 1
     shares = _shares(config)
     num_samplers, gpus_each = (0, 0) if shares else _samplers(config)
-    with connected(address, num_cpus=(size + num_samplers) * cpus) as ray:
+    num_scorers = config.rollout.num_scorers if isinstance(config, TrainConfig) else 0
+    with connected(address, num_cpus=(size + num_samplers) * cpus + num_scorers) as ray:
         has_gpus = _wants_gpus(ray, config, size + num_samplers * gpus_each)
         rank: Bundle = {"CPU": cpus, **({"GPU": 1} if has_gpus else {})}
         sampler: Bundle = {"CPU": cpus, **({"GPU": gpus_each} if has_gpus else {})}
         task = Task(work, config, resume, allow_change, os.getcwd(), reads_files=address != LOCAL)
         rank_takes = rank | {"GPU": rank.get("GPU", 0) / 2} if shares else rank
-        bundles = [rank] * size + [sampler] * num_samplers
+        bundles = [rank] * size + [sampler] * num_samplers + [{"CPU": 1.0}] * num_scorers
         with placed(ray, bundles, timeout_s=config.trainer.process_timeout_s) as room:
             return _Driver(ray, room, rank_takes, task, console or QuietConsole()).run()
 

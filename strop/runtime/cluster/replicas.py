@@ -14,11 +14,10 @@ import torch
 from strop.config import TorchEngineOptions, TrainConfig
 from strop.engines.fit import to_read_twice
 from strop.engines.vllm.remote.strop_weights import checksum_of
-from strop.runtime.cluster.connection import room_of_run, why_lost
+from strop.runtime.cluster.connection import why_lost
 from strop.runtime.cluster.replica_actor import ReplicaActor, pack
 from strop.types import (
     Completion,
-    ConfigError,
     EngineError,
     GenerateRequest,
     Metric,
@@ -29,15 +28,6 @@ from strop.types import (
 )
 
 MAX_LOSSES = 3  # of a replica in a row, without a sample in between
-
-
-def check_replicas(options: Any) -> None:
-    """Raises ConfigError for replicas without a cluster to hold them."""
-    if isinstance(options, TorchEngineOptions) and options.num_replicas and room_of_run() is None:
-        raise ConfigError(
-            f"engine.num_replicas must be 0 without a cluster, got {options.num_replicas}: each is an actor of Ray. "
-            "strop train CONFIG --cluster ADDRESS gives it one."
-        )
 
 
 @dataclass(eq=False)
@@ -168,7 +158,8 @@ class ReplicaEngine:
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy as In
 
         config = self._config
-        place, bundle = config.trainer.num_processes + number, self._room.bundle_specs[-1]
+        place = config.trainer.num_processes + number
+        bundle = self._room.bundle_specs[place]
         kind = ray.remote(ReplicaActor).options(
             num_cpus=bundle["CPU"],
             num_gpus=bundle.get("GPU", 0),
