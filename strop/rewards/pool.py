@@ -108,10 +108,6 @@ class Pool:
                 self._drop(worker, grace_s=MAX_WAIT_S if self.is_async else 0.0)
         return [found.outcomes.get(number) for number, _ in numbered]
 
-    def count_from(self, number: int) -> None:
-        """The next rollout is the one of this number."""
-        self._num_seen = number
-
     def close(self) -> None:
         """End all workers; the next scoring would start others."""
         for worker in list(self._workers):

@@ -203,10 +203,6 @@ class OwnProcess:
         self._function.score(calls, found)
         return [found.outcomes.get(number) for number, _ in numbered]
 
-    def count_from(self, number: int) -> None:
-        """The next rollout is the one of this number."""
-        self._num_seen = number
-
     def close(self) -> None:
         """Nothing is open."""
 
