@@ -97,7 +97,11 @@ def _users_scorer(options: FunctionRewardOptions | SlimeRewardOptions) -> Scorer
         ask.close()
         raise
     return Scorer(
-        ask, options.function, options.on_error, has_limits=in_workers, close=ask.close, count_from=ask.count_from
+        ask,
+        options.function,
+        options.on_error,
+        has_limits=in_workers,
+        close=ask.close,
     )
 
 

@@ -46,7 +46,6 @@ class Scorer:
         has_limits: calls may be stopped, which is counted.
         metrics: called after each batch for counts of the scorer's own.
         close: ends what it holds open.
-        count_from: told the number, among all that are ever scored, of the rollout that is asked for next.
 
     >>> from strop.types import Prompt
     >>> prompt = Prompt(row=0, tokens=(5,), text="2+3=", label="5")
@@ -65,11 +64,10 @@ class Scorer:
         has_limits: bool = False,
         metrics: Callable[[], StepMetrics] | None = None,
         close: Callable[[], None] | None = None,
-        count_from: Callable[[int], None] | None = None,
     ) -> None:
         self.name = name
         self._ask, self._on_error, self._has_limits, self._metrics = ask, on_error, has_limits, metrics
-        self._close, self._count_from, self._has_logged = close, count_from, False
+        self._close, self._has_logged = close, False
 
     def __call__(self, rollouts: Sequence[Rollout], advance: Callable[[int], object] = lambda done: None) -> Scored:
         """Score rollouts. `advance` is told how many are done.
@@ -97,11 +95,8 @@ class Scorer:
             metrics[name] = Metric("sum", sum(failure.excluded == word for failure in failed.values()))
         return Scored(tuple(scored), metrics | (self._metrics() if self._metrics else {}))
 
-    def outcomes(self, rollouts: Sequence[Rollout], *, first: int) -> tuple[list[Outcome], StepMetrics]:
-        """What was scored, for a scorer in another process, and this one's own counts. `first`: the number of the first
-        rollout among all that are ever scored."""
-        if self._count_from is not None:
-            self._count_from(first)
+    def outcomes(self, rollouts: Sequence[Rollout]) -> tuple[list[Outcome], StepMetrics]:
+        """What was scored, for a scorer in another process, and this one's own counts."""
         found = [_portable(outcome) for outcome in self._ask(rollouts, lambda done: None)]
         return found, self._metrics() if self._metrics else {}
 

@@ -1,4 +1,4 @@
-"""What a run says of clusters without one: Ray is an extra that nothing imports by itself. Runs on a cluster: tests/real_ray."""
+"""What a run says of clusters without one: Ray is an extra that nothing imports by itself. tests/real_ray has the others."""
 
 import sys
 
@@ -6,8 +6,6 @@ import pytest
 from commands.small_runs import small_once, strop
 
 from strop.config import VLLMEngineOptions
-from strop.config.sampling import FunctionRewardOptions
-from strop.rewards import make_scorer
 
 
 @pytest.fixture(scope="module")
@@ -65,32 +63,3 @@ def test_a_cluster_beside_a_launcher_is_refused(small, tmp_path, monkeypatch):
 )
 def test_a_server_has_the_gpus_that_its_arguments_ask_for(args, gpus):
     assert VLLMEngineOptions(server_args=args).gpus_per_server == gpus
-
-
-RANDOM = """
-import random
-
-def score(rollout):
-    return random.random()
-"""
-
-
-@pytest.mark.parametrize("num_workers", [None, 0])
-def test_parts_of_a_batch_have_the_random_numbers_of_the_whole(tmp_path, num_workers):
-    from rewards.written_rollouts import make_rollout
-
-    (tmp_path / "scorer.py").write_text(RANDOM)
-    options = FunctionRewardOptions(function=f"{tmp_path}/scorer.py:score", num_workers=num_workers)
-    rollouts = [make_rollout("a") for _ in range(5)]
-
-    def scored(*parts):
-        scorer = make_scorer(options)
-        try:
-            found = {first: scorer.outcomes(rollouts[first:end], first=first)[0] for first, end in parts}
-        finally:
-            scorer.close()
-        return [outcome.reward for first in sorted(found) for outcome in found[first]]
-
-    whole, parts = scored((0, 5)), scored((3, 5), (0, 3))
-    assert len(set(whole)) == 5
-    assert num_workers == 0 or whole == parts

@@ -130,7 +130,10 @@ class _Driver:
                     outcome = self._attempt(stop)
                 except LostRankError as error:
                     self._losses += 1
-                    if stop.is_set or self._losses > MAX_LOSSES:
+                    if stop.is_set:  # who asked to stop is not kept by starting anew
+                        self._console.warn(str(error))
+                        raise KeyboardInterrupt from error
+                    if self._losses > MAX_LOSSES:
                         raise
                     self._console.warn(f"{error} All ranks start again.")
                     continue

@@ -30,8 +30,8 @@ class ScorerActor:
     def __repr__(self) -> str:
         return f"scorer {self._number}"
 
-    def outcomes(self, rollouts: Sequence[Rollout], first: int) -> tuple[list[Outcome], StepMetrics]:
-        return self._scorer.outcomes(rollouts, first=first)
+    def outcomes(self, rollouts: Sequence[Rollout]) -> tuple[list[Outcome], StepMetrics]:
+        return self._scorer.outcomes(rollouts)
 
     def close(self) -> None:
         self._scorer.close()

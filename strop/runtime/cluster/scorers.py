@@ -22,8 +22,8 @@ _LOOK_S = 0.5  # in which Ctrl-C is heard
 class ScorersOnNodes:
     """Asks actors for the outcomes of rollouts, and is what a `Scorer` asks.
 
-    Rollouts are handed out in parts of like size to whoever is free; each has the number that it would have without a cluster,
-    from which the random numbers of its scorer follow. An actor that is lost is started again, and its part scored again.
+    Rollouts are handed out in parts of like size to whoever is free. An actor that is lost is started again, and its part is
+    scored again: the random numbers of a scorer follow from the rollout, wherever that is scored.
 
     Args:
         config: of the run.
@@ -33,7 +33,6 @@ class ScorersOnNodes:
 
     def __init__(self, config: TrainConfig, room: Any, *, tell: Callable[[str], None]) -> None:
         self._config, self._room, self._tell = config, room, tell
-        self._num_seen = 0
         self._metrics: list[StepMetrics] = []
         self._actors = [self._started(number) for number in range(config.rollout.num_scorers)]
 
@@ -47,14 +46,13 @@ class ScorersOnNodes:
         from ray.exceptions import RayActorError
 
         size = max(1, -(-len(rollouts) // (len(self._actors) * _TASKS_OF_AN_ACTOR)))
-        waiting, base = deque(range(0, len(rollouts), size)), self._num_seen
-        self._num_seen += len(rollouts)
+        waiting = deque(range(0, len(rollouts), size))
         found: dict[int, list[Outcome]] = {}
         free, asked, losses = deque(range(len(self._actors))), dict[Any, tuple[int, int]](), 0
         while waiting or asked:
             while waiting and free:
                 number, start = free.popleft(), waiting.popleft()
-                ref = self._actors[number].outcomes.remote(list(rollouts[start : start + size]), base + start)
+                ref = self._actors[number].outcomes.remote(list(rollouts[start : start + size]))
                 asked[ref] = (number, start)
             for ref in ray.wait(list(asked), timeout=_LOOK_S)[0]:
                 number, start = asked.pop(ref)
