@@ -4,8 +4,10 @@ import sys
 
 import pytest
 from commands.small_runs import small_once, strop
+from runtime.audited import BASE
 
-from strop.config import VLLMEngineOptions
+from strop.config import TrainConfig, VLLMEngineOptions, make_config
+from strop.runtime.audit import audit
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +40,14 @@ def test_actors_without_a_cluster_are_refused(small, tmp_path, monkeypatch, flag
     monkeypatch.delitem(sys.modules, "ray", raising=False)
     words = refusal(small, tmp_path / "run", flag, "2")
     assert f"{option} must be 0 without a cluster, got 2: each is an actor of Ray." in words
+
+
+def test_the_config_of_a_run_on_a_cluster_is_audited_without_one():
+    values = BASE | {"engine": {"num_replicas": 2}, "rollout": {"group_size": 4, "num_scorers": 2}}
+    config = make_config(TrainConfig, values, {}, file="x.toml")
+    findings = [*audit(config, only="engine.num_replicas"), *audit(config, only="rollout.num_scorers")]
+    assert [f.verdict for f in findings] == ["cannot act here"] * 2
+    assert [f.value for f in findings] == [2, 2]
 
 
 def test_a_function_that_is_called_once_a_step_is_not_divided(small, tmp_path):
