@@ -78,7 +78,7 @@ $(VLLM_ENV)/stamp: Makefile
 test-vllm: .venv/dev.stamp vllm-env
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/real_vllm --vllm $(VLLM_ENV)/bin/python $(if $(MODEL),--vllm-model $(MODEL))
 
-# On a Ray cluster of three nodes that the tests start on this machine; five minutes.
+# On a Ray cluster of three nodes that the tests start on this machine; seven minutes.
 test-ray: .venv/ray.stamp
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/real_ray --ray
 
