@@ -124,8 +124,9 @@ def make_config(
     _refuse_endless_numbers(file_values, file)
     given, problems = nest(root, overrides, is_eval=is_eval)
     _refuse_endless_numbers(given, "command line")
+    file_values, nobodys = _of_own_config(file_values, text, given)
     preset, layers = _layers(root, file_values, given, file)
-    merged, origins = _merge(root, layers)
+    merged, origins = _merge(root, layers, nobodys)
     sources = Sources(origins, file, text)
     try:
         config = root.model_validate(merged)
@@ -133,17 +134,29 @@ def make_config(
         problems += describe(root, error, sources)
         config, taken_out = without_problems(root, merged, error)
         if config is not None:
-            rules = _rules(config, _unset(preset, config), sources)
+            rules = _rules(config, _unset(preset, config), sources, is_eval=is_eval)
             problems += [rule for rule in rules if not speaks_of(rule, taken_out)]
         raise ConfigError("\n".join(dict.fromkeys(problems))) from None
     unset = _unset(preset, config)
-    problems += _rules(config, unset, sources)
+    problems += _rules(config, unset, sources, is_eval=is_eval)
     if is_eval:
         problems += _idle_in_eval(config, unset, origins)
     if problems:
         raise ConfigError("\n".join(dict.fromkeys(problems)))
     config.remember(origins, name=Path(file).stem)
     return config
+
+
+def _of_own_config(file_values: dict[str, Any], text: str, given: dict[str, Any]) -> tuple[dict[str, Any], set[str]]:
+    """Of a run's own config, which names every option, the values that stay, and the paths that nobody had set: defaults,
+    and what the run's preset set, which leaves with it where the command line names another or none."""
+    recorded = recorded_origins(text) or {}
+    of_preset = {path for path, origin in recorded.items() if _is_of_preset(origin)}
+    nobodys = of_preset | {path for path, origin in recorded.items() if origin == "default"}
+    if "preset" not in _table(given, "algorithm"):
+        return file_values, nobodys
+    tables = tuple(path.removesuffix("kind") for path in of_preset if path.endswith(".kind"))
+    return _without(file_values, of_preset | {path for path in nobodys if path.startswith(tables)}), nobodys
 
 
 def _layers(
@@ -166,12 +179,27 @@ def _table(values: dict[str, Any], name: str) -> dict[str, Any]:
     return table if isinstance(table, dict) else {}
 
 
-def _merge(root: type[Options], layers: list[tuple[str, dict[str, Any]]]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Lay the layers over one another. Where somebody changes the variant of a table, nothing of the preset's stays."""
+def _without(values: dict[str, Any], gone: set[str], prefix: str = "") -> dict[str, Any]:
+    return {
+        name: _without(value, gone, f"{prefix}{name}.") if isinstance(value, dict) else value
+        for name, value in values.items()
+        if prefix + name not in gone
+    }
+
+
+def _is_of_preset(origin: str) -> bool:
+    return origin.startswith("preset ")
+
+
+def _merge(
+    root: type[Options], layers: list[tuple[str, dict[str, Any]]], nobodys: set[str]
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Lay the layers over one another. Where somebody changes the variant of a table, nothing stays that nobody has set: of
+    a preset, or of what a run's own config says of itself (`nobodys`)."""
     merged: dict[str, Any] = {}
     origins: dict[str, str] = {}
     for origin, values in layers:
-        _lay(root, merged, origins, values, origin, "")
+        _lay(root, merged, origins, values, origin, "", nobodys)
     _fill_kinds(root, merged)
     return merged, origins
 
@@ -183,12 +211,13 @@ def _lay(
     values: dict[str, Any],
     origin: str,
     prefix: str,
+    nobodys: set[str],
 ) -> None:
     changes_kind = target.get("kind", values.get("kind")) != values.get("kind", target.get("kind"))
     if changes_kind and tree.is_union(root, prefix.removesuffix(".")):
-        for name in [n for n in target if origins.get(prefix + n, "").startswith("preset ")]:
+        for name in [n for n in target if _is_of_preset(origins.get(prefix + n, "")) or prefix + n in nobodys]:
             del target[name]
-            origins.pop(prefix + name)
+            origins.pop(prefix + name, None)  # a free table has one for each of its entries
     for name, value in values.items():
         if isinstance(value, dict):
             table = target.setdefault(name, {})
@@ -196,7 +225,7 @@ def _lay(
                 table = target[name] = {}
                 origins.pop(prefix + name, None)
             if isinstance(table, dict):  # a plain value where a table belongs stays, to be refused
-                _lay(root, table, origins, value, origin, f"{prefix}{name}.")
+                _lay(root, table, origins, value, origin, f"{prefix}{name}.", nobodys)
         else:
             target[name] = value
             origins[prefix + name] = origin
@@ -256,8 +285,9 @@ def _refuse_endless_numbers(values: dict[str, Any], origin: str) -> None:
                 )
 
 
-def _rules(config: Options, unset: dict[str, Any], sources: Sources) -> list[str]:
-    """Broken rules, and options that were set to something of their own and cannot act."""
+def _rules(config: Options, unset: dict[str, Any], sources: Sources, *, is_eval: bool) -> list[str]:
+    """Broken rules, and options that were set to something of their own and cannot act; with is_eval no rules of options that
+    only training reads."""
     now = tree.values(config)
     found = [
         f"{path} must be at most {LARGEST_FLOAT:g} in size, got {value:g}: the run computes in float32.{sources.note(path)}"
@@ -266,7 +296,11 @@ def _rules(config: Options, unset: dict[str, Any], sources: Sources) -> list[str
     ]
     for prefix, table in tree.walk(config):
         dot = f"{prefix}." if prefix else ""
-        found += [f"{dot}{key} {message}{sources.note(dot + key)}" for key, message in table.problems()]
+        found += [
+            f"{dot}{key} {message}{sources.note(dot + key)}"
+            for key, message in table.problems()
+            if not is_eval or _acts_in_eval(dot + key)
+        ]
         for key, reason in table.idle():
             path = dot + key
             if path in now and now[path] != unset.get(path) and _is_somebodys(path, sources.origins):
@@ -278,7 +312,7 @@ def _rules(config: Options, unset: dict[str, Any], sources: Sources) -> list[str
 def _is_somebodys(path: str, origins: dict[str, str]) -> bool:
     """Did somebody set it, or an entry of it where it is a free table? What a preset sets is nobody's."""
     of_it = (origin for set_here, origin in origins.items() if f"{set_here}.".startswith(f"{path}."))
-    return any(not origin.startswith("preset ") for origin in of_it)
+    return any(not _is_of_preset(origin) for origin in of_it)
 
 
 def _idle_in_eval(config: Options, unset: dict[str, Any], origins: dict[str, str]) -> list[str]:
@@ -287,5 +321,9 @@ def _idle_in_eval(config: Options, unset: dict[str, Any], origins: dict[str, str
         f"{path} = {value} cannot act in strop eval, which does not train. Leave it out."
         for path, value in tree.values(config).items()
         if origins.get(path) == "command line" and value != unset.get(path)
-        if path in _ACTS_IN_TRAINING or not path.startswith(_ACTS_IN_EVAL)
+        if not _acts_in_eval(path)
     ]
+
+
+def _acts_in_eval(path: str) -> bool:
+    return path.startswith(_ACTS_IN_EVAL) and path not in _ACTS_IN_TRAINING

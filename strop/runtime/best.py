@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from strop.config.tree import values
+from strop.runtime.differences import is_of_scorer
 from strop.runtime.models import has_finite_weights
 
 if TYPE_CHECKING:
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 _FILE = "best.json"  # in best/
 # When an evaluation is made, and what becomes of it, changes none of its values.
 _FREE = ("eval.every_steps", "eval.at_start", "eval.keep_best", "eval.best")
-_FREE += ("reward.num_workers", "reward.timeout_s", "reward.memory_limit_mb")
 
 
 @dataclass(frozen=True)
@@ -35,8 +34,14 @@ def take_best(session: Session) -> None:
     """Compare the newest evaluation with the best one, and keep the model if it is better."""
     found = session.evaluations[-1]
     metric = session.config.eval.deciding_metric
-    value = found.metrics()[metric]
-    if math.isnan(value) or (session.best is not None and value <= session.best.value):
+    value = found.metrics().get(metric)
+    if value is None:
+        session.console.warn(
+            f"{metric} cannot be measured after step {found.step}: too few answers have a reward. The step is not compared "
+            "with others."
+        )
+        return
+    if session.best is not None and value <= session.best.value:
         return
     session.best = Best(found.step, metric, value, _measure(session))
     if session.config.eval.keep_best and has_finite_weights(session.loaded.model):
@@ -72,7 +77,9 @@ def _measure(session: Session) -> str:
     """What a value of the deciding metric depends on beside the model."""
     options = values(session.config)
     kept = {
-        path: value for path, value in options.items() if path.startswith(("eval.", "reward.")) and path not in _FREE
+        path: value
+        for path, value in options.items()
+        if path.startswith(("eval.", "reward.")) and path not in _FREE and not is_of_scorer(path, options)
     }
     digest = hashlib.sha256(repr(sorted(kept.items())).encode())
     for held_out in session.held_out:

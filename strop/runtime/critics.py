@@ -9,12 +9,18 @@ from typing import Any
 from safetensors.torch import load_file, save_file
 
 from strop.config import ModelOptions, TrainConfig
-from strop.runtime.models import LoadedModel, check_is_folder_or_name, load_settings, load_tokenizer, load_weights
+from strop.runtime.models import (
+    VALUE_HEAD,
+    LoadedModel,
+    check_is_folder_or_name,
+    load_settings,
+    load_tokenizer,
+    load_weights,
+)
 from strop.runtime.run_folder import save_tokenizer
 from strop.trainers import Ranks, TorchCritic, ValueModel, body_of
 from strop.types import ModelError
 
-_HEAD = "value_head.safetensors"
 _OPTION = "critic.path"
 
 
@@ -50,11 +56,13 @@ def _load(path: str, config: TrainConfig, policy: LoadedModel, note: Callable[[s
             f"{body.get_input_embeddings().num_embeddings}."
         )
     model = ValueModel(body)
-    head = Path(path) / _HEAD
+    head = Path(path) / VALUE_HEAD
     if head.exists():
         _fill_head(model, head)
     else:
-        note(f"{_OPTION} = {path!r} has no {_HEAD}: a critic that begins with it begins by saying 0 of everything.")
+        note(
+            f"{_OPTION} = {path!r} has no {VALUE_HEAD}: a critic that begins with it begins by saying 0 of everything."
+        )
     return model
 
 
@@ -92,4 +100,4 @@ def save_critic(critic: TorchCritic, tokenizer: Any, folder: Path) -> None:
     """Write a folder that `critic.path` may name."""
     critic.model.body.save_pretrained(folder)
     save_tokenizer(tokenizer, folder)
-    save_file({name: p.detach().contiguous() for name, p in critic.model.head.named_parameters()}, folder / _HEAD)
+    save_file({name: p.detach().contiguous() for name, p in critic.model.head.named_parameters()}, folder / VALUE_HEAD)

@@ -38,11 +38,11 @@ _MAY_CHANGE = (
 _MAY_CHANGE += ("trainer.num_threads", "trainer.max_tokens_per_micro_batch", "trainer.layout")
 _MAY_CHANGE += ("trainer.activation_checkpointing", "trainer.num_processes", "trainer.process_timeout_s")
 _MAY_CHANGE += ("rollout.max_tokens_in_flight", "rollout.timeout_s", "filter.max_rounds")
-_MAY_CHANGE += ("reward.num_workers", "reward.timeout_s", "reward.memory_limit_mb")
 _MAY_CHANGE += ("distillation.request_timeout_s", "distillation.num_retries")
 # Names that others begin with. What they bring is compared: a teacher by its weights.
 _MAY_CHANGE_ITSELF = ("distillation.teacher", "distillation.teachers")
 _MAY_CHANGE_ITSELF += ("distillation.teacher_dtype", "distillation.teacher_device")
+_OF_SCORERS = ("num_workers", "timeout_s", "memory_limit_mb")  # of a table reward: they keep functions from hanging
 _NEVER_CHANGES = ("lora.rank", "lora.target_modules")  # what learns, and so what a checkpoint holds
 
 
@@ -98,11 +98,19 @@ def _refusal(change: Change) -> str:
 
 def decisive(config: RootConfig) -> dict[str, Any]:
     """The options that the next steps depend on."""
+    found = values(config)
     return {
         path: value
-        for path, value in values(config).items()
-        if not path.startswith(_MAY_CHANGE) and path not in _MAY_CHANGE_ITSELF
+        for path, value in found.items()
+        if not path.startswith(_MAY_CHANGE) and path not in _MAY_CHANGE_ITSELF and not is_of_scorer(path, found)
     }
+
+
+def is_of_scorer(path: str, found: Mapping[str, Any]) -> bool:
+    """Is this an option of the processes that score, from which no score follows? Of a program (kind = code) its limits are
+    what it is scored by. `found`: all options and their values."""
+    table, _, name = path.rpartition(".")
+    return name in _OF_SCORERS and f".{table}".endswith(".reward") and found.get(f"{table}.kind") != "code"
 
 
 def tell_of_changes(file: Path, step: int, changes: Sequence[Change], console: Console) -> None:

@@ -7,12 +7,15 @@ import platform
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
+from pathlib import Path
 
 from strop import __version__
+from strop.config import VLLMEngineOptions
 from strop.rewards.jail import Jail, describe
-from strop.types import RewardError
+from strop.runtime.ranks import check_several
+from strop.types import ConfigError, RewardError
 
-_PACKAGES = ("torch", "transformers", "safetensors", "pydantic", "math-verify", "pyarrow", "reasoning-gym")
+_PACKAGES = ("torch", "transformers", "safetensors", "pydantic", "math-verify", "pyarrow", "reasoning-gym", "peft")
 
 
 def examine() -> Iterator[str]:
@@ -32,11 +35,29 @@ def examine() -> Iterator[str]:
         yield f"  cuda:{index} {properties.name}, {properties.total_memory / 2**30:.0f} GiB"
     yield "engines:"
     yield "  torch   yes: in this process"
+    yield f"  vllm    yes: {_about_servers()}"
     yield "trainers:"
-    yield "  torch   yes: one process"
+    yield f"  torch   yes: {_about_processes()}"
     yield f"reward.kind = code: {_about_programs()}"
     if find_spec("reasoning_gym") is None:
         yield "data.kind = reasoning_gym: no; pip install 'strop[tasks]'"
+
+
+def _about_servers() -> str:
+    """Which servers of vLLM a run from this folder can have."""
+    python = VLLMEngineOptions().python
+    there = "in servers that are there already (engine.addresses)"
+    if Path(python).exists():
+        return f"{there}, or that strop starts with {python}"
+    return f"{there}; for those that strop starts make vllm-env, or name engine.python"
+
+
+def _about_processes() -> str:
+    try:
+        check_several(2)
+    except ConfigError as error:
+        return f"in one process; {error}"
+    return "in one process, or in several (trainer.num_processes)"
 
 
 def _about_programs() -> str:

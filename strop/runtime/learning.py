@@ -24,8 +24,9 @@ def weigh(session: Session, rollouts: Sequence[Rollout]) -> Batch:
     teachers, alone = session.teachers, session.config.distillation.alone
     algorithm = session.config.algorithm
     scored = [r for r in rollouts if alone or r.reward is not None]
+    stays = [not algorithm.mask_truncated or r.finish_reason != "length" for r in scored]
     with session.console.phase("logprobs", 0):
-        batch = _with_needed_logprobs(session, build_batch(scored, [0.0] * len(scored)))
+        batch = _with_needed_logprobs(session, build_batch(scored, [0.0] * len(scored)), stays)
         values = None if session.critic is None else session.critic.values(batch)
     if session.config.filter.surplus == "keep":
         now = session.trainer.num_steps
@@ -37,9 +38,7 @@ def weigh(session: Session, rollouts: Sequence[Rollout]) -> Batch:
         batch = replace(batch, advantages=batch.advantages + signal)
     if algorithm.likelihood_coef > 0:
         batch = replace(batch, is_right=_is_right(scored, algorithm.likelihood_reward))
-    if not algorithm.mask_truncated:
-        return batch
-    return batch.select([i for i, rollout in enumerate(scored) if rollout.finish_reason != "length"])
+    return batch if all(stays) else batch.select([sequence for sequence, in_loss in enumerate(stays) if in_loss])
 
 
 def _is_right(rollouts: Sequence[Rollout], least: float) -> torch.Tensor:
@@ -117,38 +116,40 @@ def _named_by(rollout: Rollout) -> str:
     return f"{what} for prompt row {rollout.prompt.row}, sample {rollout.sample}"
 
 
-def _with_needed_logprobs(session: Session, batch: Batch) -> Batch:
-    """old_logprobs and ref_logprobs, each only where the formula needs a pass for it."""
+def _with_needed_logprobs(session: Session, batch: Batch, stays: Sequence[bool]) -> Batch:
+    """old_logprobs and ref_logprobs, each only where the formula needs a pass for it; `stays`: which sequences will be in the
+    loss."""
     objective, old, reference = session.objective, None, None
     if objective.options.old_logprobs == "rollout":
         old = batch.rollout_logprobs
     elif objective.needs_old_logprobs or session.teachers is not None:
-        old = _old_logprobs(session, batch)
+        old = _old_logprobs(session, batch, stays)
     if objective.uses_reference:
-        reference = _logprobs_by_update(session, batch, "reference")
+        reference = _logprobs_by_update(session, batch, stays, "reference")
     return replace(batch, old_logprobs=old, ref_logprobs=reference)
 
 
-def _old_logprobs(session: Session, batch: Batch) -> torch.Tensor:
+def _old_logprobs(session: Session, batch: Batch, stays: Sequence[bool]) -> torch.Tensor:
     """The policy's own of before the batch; 0 for the first of several updates, which takes its own (see prepare_update),
     unless something beside the ratio needs them."""
     updates = session.config.algorithm.updates_per_batch
     takes_all = updates == 1 or session.objective.needs_old_logprobs_of_all or session.teachers is not None
-    return _logprobs_by_update(session, batch, "policy", first=0 if takes_all else 1)
+    return _logprobs_by_update(session, batch, stays, "policy", first=0 if takes_all else 1)
 
 
 def _logprobs_by_update(
-    session: Session, batch: Batch, model: Literal["policy", "reference"], *, first: int = 0
+    session: Session, batch: Batch, stays: Sequence[bool], model: Literal["policy", "reference"], *, first: int = 0
 ) -> torch.Tensor:
     """Log-probabilities [T] for the updates from `first` on, each in the micro-batches that the update itself will have: of
     the same weights they are the same to the bit, so that a KL of nothing has no gradient of rounding, which AdamW would
     follow like any other."""
     found = torch.zeros(batch.tokens.shape, dtype=torch.float32)
-    for part in _sequences_of_updates(batch, session)[first:]:
-        if part:
-            found[batch.positions(part)] = session.trainer.logprobs(
-                batch.select(part), model=model, temperature=session.objective.temperature
-            )
+    for whole in _sequences_of_updates(batch, session)[first:]:
+        for in_loss in (True, False):
+            if part := [sequence for sequence in whole if stays[sequence] == in_loss]:
+                found[batch.positions(part)] = session.trainer.logprobs(
+                    batch.select(part), model=model, temperature=session.objective.temperature
+                )
     return found
 
 

@@ -16,6 +16,8 @@ from strop.config import ModelOptions
 from strop.engines import max_positions
 from strop.types import DataError, ModelError, UserError
 
+VALUE_HEAD = "value_head.safetensors"  # in the folder of a critic
+
 
 @dataclass(frozen=True)
 class LoadedModel:
@@ -64,6 +66,8 @@ def load_model(
     logging.disable_progress_bar()
     path = options.path
     check_is_folder_or_name(path, option=option)
+    if (Path(path) / VALUE_HEAD).exists():  # of one with a tied head nothing else shows that it has none
+        raise ModelError(f"{option} must be a language model, got {path!r}: it is a critic, for critic.path alone.")
     device = choose_device(options.device, option=device_option)
     tokenizer = load_tokenizer(options, option=option)
     model = load_weights(options, AutoModelForCausalLM, option=option).to(device)

@@ -83,7 +83,7 @@ def open_ranks(options: TorchTrainerOptions, *, device: torch.device) -> Iterato
             f"trainer.num_processes must be at most the number of GPUs, {torch.cuda.device_count()}, got {size}. "
             "Each process needs one of its own; set model.device = cpu to do without."
         )
-    _check_torch(size)
+    check_several(size)
     group = _Others(options.process_timeout_s)
     try:
         with _interface():
@@ -94,7 +94,8 @@ def open_ranks(options: TorchTrainerOptions, *, device: torch.device) -> Iterato
         group.end()
 
 
-def _check_torch(size: int) -> None:
+def check_several(size: int) -> None:
+    """Raises ConfigError where this torch cannot train over so many processes."""
     from torch.distributed.fsdp import FSDPModule
 
     if not hasattr(FSDPModule, "set_force_sum_reduction_for_comms"):

@@ -175,6 +175,13 @@ def test_a_value_head_that_is_none_is_refused(small, whole, tmp_path, damage):
     assert "value_head.safetensors is no value head of this model" in message
 
 
+@pytest.mark.parametrize("option", ["model.path", "distillation.teacher"])
+def test_a_critic_is_no_language_model(small, whole, tmp_path, option):
+    """Its embedding would be taken for the head that it lacks."""
+    message = refusing(tmp_path)("train", small.train, f"--{option}", whole / "critic")
+    assert f"{option} must be a language model, got '{whole / 'critic'}': it is a critic" in message
+
+
 def test_options_of_a_critic_that_is_not_there_are_refused(small, tmp_path):
     message = refusing(tmp_path)("train", small.train, "--critic.lr", "0.1")
     assert "critic.lr = 0.1 is only used when algorithm.advantage.kind = gae" in message

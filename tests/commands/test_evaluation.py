@@ -200,6 +200,18 @@ def test_of_steps_that_are_equally_good_the_earliest_is_the_best(small, tmp_path
     assert best_of(tmp_path / "run")["step"] == 0
 
 
+def test_an_evaluation_without_a_scored_answer_is_not_compared_and_the_run_goes_on(small, tmp_path):
+    """Such as one whose scorer was away, with reward.on_error = exclude."""
+    (tmp_path / "away.py").write_text("def score(rollout):\n    return None\n")
+    away = a_set(small, "away", 2, **{"reward.kind": "function", "reward.function": f"{tmp_path}/away.py:score"})
+    flags = (*away, "--eval.sets.away.reward.num_workers", "0", "--num-steps", "1")
+    done = strop("train", small.train, *flags, "--run.folder", tmp_path / "run")
+    assert done.code == 0, done.err
+    assert "eval/away/sampled_reward cannot be measured after step 1" in done.out
+    assert "best step" not in done.out
+    assert metrics(tmp_path / "run")[1]["eval/away/sampled_num_excluded"] == 2
+
+
 def test_the_model_that_is_kept_is_that_of_the_best_step(worsening):
     _, run, _ = worsening
     step = best_of(run)["step"]

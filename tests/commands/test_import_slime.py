@@ -190,7 +190,7 @@ def test_the_three_groups_say_what_became_of_the_flags(example):
     assert "(slime's default)  ->  data.shuffle = false" in maps
     assert '--kl-loss-type low_var_kl  (algorithm.kl.kind is "k3")' in default
     assert "--sglang-mem-fraction-static 0.7" in without
-    assert "no tensor, pipeline" in example.reason("--sequence-parallel")
+    assert "no other parallelism" in example.reason("--sequence-parallel")
     assert "config.json" in example.reason("--rotary-base")
     assert "rotary-base 1000000" in example.out  # the default of ${BASE:-1000000}
 
@@ -241,6 +241,14 @@ def test_what_cannot_be_calculated_is_named_as_it_is_written(launched):
     found = launched(rollout_batch_size='"$((GPUS * 4))"')
     assert found.config().rollout.prompts_per_step == 32
     assert "$((GPUS * 4)) is known only when the script runs" in found.reason("--rollout-batch-size")
+
+
+@pytest.mark.parametrize("flags", ["--recompute-granularity full --recompute-num-layers 1", "--gradient-checkpointing"])
+def test_what_slime_computes_again_strop_does_too(imported, flags):
+    found = imported(f"python3 train.py --hf-checkpoint m --prompt-data d.jsonl {flags}")
+    assert found.config().trainer.activation_checkpointing
+    if "layers" in flags:
+        assert "every layer again, or none" in found.reason("--recompute-num-layers")
 
 
 @pytest.mark.parametrize(

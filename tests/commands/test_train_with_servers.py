@@ -104,3 +104,12 @@ def test_a_server_that_is_not_there_ends_the_command_with_one_line_and_nothing_w
     assert done.code != 0
     assert "engine.start_timeout_s = 0.2 s went by in which vLLM server http://127.0.0.1:1 did not answer" in done.err
     assert "Traceback" not in done.err
+
+
+def test_several_processes_train_and_servers_sample(small, flags, tmp_path):
+    train(small, tmp_path / "of_2", *flags, "--num-processes", "2", "--num-steps", "2")
+    train(small, tmp_path / "of_1", "--num-steps", "2")
+    for found, wanted in zip(numbers(tmp_path / "of_2"), numbers(tmp_path / "of_1"), strict=True):
+        assert found["loss"] == pytest.approx(wanted["loss"], rel=2e-3, abs=1e-4)
+        assert found["reward"] == wanted["reward"]
+        assert found["logprob_gap"] < 1e-4

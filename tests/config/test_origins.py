@@ -6,6 +6,7 @@ from strop.algorithms.variants import loss_ops
 from strop.config import TrainConfig, load_config, make_config, to_toml
 from strop.config.policy_loss import DPPOOptions
 from strop.config.tree import values
+from strop.types import ConfigError
 
 VALID = {"model": {"path": "m"}, "data": {"kind": "jsonl", "path": "d"}, "reward": {"kind": "exact"}}
 
@@ -88,3 +89,37 @@ def test_what_is_laid_over_a_run_s_own_config_is_said_to_be(tmp_path):
     again = load_config(path, {"algorithm.kl.coef": 0.1})
     assert again.origin("algorithm.kl.coef") == "command line"
     assert again.origin("algorithm.updates_per_batch") == "first.toml"
+
+
+def _own_config(tmp_path, overrides=None, **tables):
+    path = tmp_path / "config.toml"
+    path.write_text(to_toml(_config(overrides, **tables)))
+    return path
+
+
+def test_of_a_run_s_own_config_nothing_stays_of_a_kind_that_is_changed_but_what_somebody_set(tmp_path):
+    vllm = {"engine.kind": "vllm", "engine.addresses": ["http://localhost:1"]}
+    found = load_config(_own_config(tmp_path), vllm)
+    assert (found.engine.kind, found.origin("engine.request_timeout_s")) == ("vllm", "default")
+    with pytest.raises(ConfigError, match=r"engine\.max_sequences is not an option here"):
+        load_config(_own_config(tmp_path, engine={"kind": "torch", "max_sequences": 8}), vllm)
+
+
+@pytest.mark.parametrize("name", ["vapo", "dapo"])
+def test_of_a_run_s_own_config_nothing_stays_of_its_preset_beside_another(tmp_path, name):
+    path = _own_config(tmp_path, {"algorithm.preset": name, "algorithm.updates_per_batch": 2})
+    found, wanted = load_config(path, {"algorithm.preset": "ppo"}), _config({"algorithm.preset": "ppo"})
+    assert found.algorithm == wanted.algorithm.model_copy(update={"updates_per_batch": 2})
+    assert (found.filter, found.length_penalty) == (wanted.filter, wanted.length_penalty)
+
+
+def test_an_evaluation_is_not_held_to_the_rules_of_training(tmp_path):
+    """Of a run with adapters, say, whose model has them in its weights."""
+    held_out = {"data": {"kind": "jsonl", "path": "d"}}
+    path = _own_config(tmp_path, lora={"rank": 4}, rollout={"temperature": 3.0}, eval=held_out)
+    vllm = {"engine.kind": "vllm", "engine.addresses": ["http://localhost:1"]}
+    assert load_config(path, vllm, command="eval").engine.kind == "vllm"
+    with pytest.raises(ConfigError, match=r"(?s)lora\.rank must be none.*rollout\.temperature must be at most 2"):
+        load_config(path, vllm)
+    with pytest.raises(ConfigError, match=r"eval\.temperature must be at most 2"):
+        load_config(path, vllm | {"temperature": 3.0}, command="eval")

@@ -232,7 +232,7 @@ def test_a_worker_that_was_killed_between_two_steps_is_replaced_without_an_error
     "source, message",
     [
         ("import os; os._exit(5)", r"reward.function must be loaded without ending its process, but .* exit code 5"),
-        ("raise SystemExit('no key')", r"reward.function must be loaded .* exit code 1"),
+        ("raise SystemExit('no key')", r"reward.function = .* failed, it ended the process: SystemExit\('no key'\)"),
         (
             "import no_such_module",
             r"reward.function = .* failed, ModuleNotFoundError: No module named 'no_such_module'",

@@ -9,9 +9,16 @@ from strop.config import load_config
 from strop.runtime.audit import audit
 
 pytestmark = pytest.mark.long
-ROOT = Path(__file__).parents[2]
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-@pytest.mark.parametrize("example", ["quickstart/cispo.toml", "quickstart/distill.toml", "smollm2-sums/config.toml"])
+@pytest.mark.parametrize("example", sorted(EXAMPLES.rglob("*.toml")), ids=lambda path: str(path.relative_to(EXAMPLES)))
 def test_no_option_of_an_example_is_dead(example):
-    assert failures(audit(load_config(ROOT / "examples" / example))) == []
+    command = "sft" if example.name == "sft.toml" else "train"
+    assert failures(audit(load_config(example, command=command))) == []
+
+
+def test_there_are_examples_of_both_commands():
+    assert {"cispo.toml", "ppo.toml", "distill.toml", "sft.toml", "config.toml"} <= {
+        p.name for p in EXAMPLES.rglob("*.toml")
+    }

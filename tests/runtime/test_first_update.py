@@ -29,7 +29,9 @@ def updates_of(algorithm, layout, *, truncated=(), budget=30):
     session = types.SimpleNamespace(
         config=config,
         objective=PolicyObjective(config.algorithm, temperature=0.9, max_response_tokens=9),
-        trainer=make_trainer(model, lr=0.05, layout=layout, max_tokens_per_micro_batch=budget),
+        trainer=make_trainer(
+            model, lr=0.05, layout=layout, max_tokens_per_micro_batch=budget, keeps_reference="kl" in algorithm
+        ),
         critic=None,
         console=types.SimpleNamespace(phase=lambda *_: contextlib.nullcontext(), advance=lambda _: None),
         teachers=None,
@@ -56,6 +58,16 @@ def test_every_ratio_of_the_first_of_several_updates_is_exactly_1(kind, layout):
 def test_every_ratio_of_the_only_update_is_exactly_1_after_a_pass_for_old_logprobs(layout):
     (only,) = updates_of({"policy_loss": {"kind": "clip_cov"}}, layout)
     assert (only["ratio_min"].value, only["ratio_max"].value) == (1.0, 1.0)
+
+
+@pytest.mark.parametrize("layout", ["padded", "packed", "shared"])
+@pytest.mark.parametrize("truncated", [(), (1,)])
+def test_the_kl_to_a_reference_that_is_the_policy_is_exactly_0(layout, truncated):
+    """Rounding would have a gradient, and AdamW would follow it. Sequences that leave the loss are in no micro-batch of the
+    update, and so in none of the reference."""
+    kl = {"coef": 0.1, "kind": "k2"}
+    (only,) = updates_of({"kl": kl, "mask_truncated": True}, layout, truncated=truncated)
+    assert only["kl_ref_k2"].value == 0.0
 
 
 def test_the_first_update_divides_by_the_sampler_where_it_is_asked_to():

@@ -37,18 +37,9 @@ def forked():
     patch.undo()
 
 
-FLAGS = (
-    "--num-steps",
-    "4",
-    "--lr",
-    "1e-3",
-    "--checkpoint-every-steps",
-    "1",
-    "--keep-checkpoints",
-    "9",
-    "--coef",
-    "0.05",
-)
+SHORT = ("--num-steps", "4", "--lr", "1e-3", "--coef", "0.05")
+CHECKPOINTS = ("--checkpoint-every-steps", "1", "--keep-checkpoints", "9")
+FLAGS = (*SHORT, *CHECKPOINTS)
 
 
 def run(small, folder, num_processes, *flags):
@@ -94,6 +85,24 @@ def test_a_run_is_resumed_on_any_number_of_processes(small, runs, tmp_path, then
     check_close(folder, runs[then])
 
 
+def test_a_step_of_two_processes_is_redone_to_the_bit(runs, tmp_path):
+    done = strop("replay", runs[2], "--step", "3")
+    assert done.code == 0, done.err
+    assert strop("replay", runs[2], "--step", "3", "--num-processes", "1").code == 1  # sums in another order
+
+
+def test_fine_tuning_in_two_processes_is_that_of_one(small, tmp_path):
+    held_out = ("--validation.data.path", small.folder / "demonstrations.jsonl", "--validation.every_steps", "2")
+    for n in (1, 2):
+        flags = ("--num-processes", n, "--lr", "1e-3", *held_out, "--run.folder", tmp_path / str(n))
+        done = strop("sft", small.sft, *flags)
+        assert done.code == 0, done.err
+    check_close(tmp_path / "2", tmp_path / "1")
+    found, wanted = (weights(tmp_path / n / "best") for n in "21")
+    for name, weight in wanted.items():
+        torch.testing.assert_close(found[name], weight, rtol=1e-4, atol=1e-5)
+
+
 # ---- ranks that are lost --------------------------------------------------------------------------------------------
 
 STRIKES = """
@@ -120,27 +129,28 @@ def struck(small, tmp_path, number, *flags):
     folder, began = tmp_path / "run", time.monotonic()
     flags = ("--reward.function", f"{scorer}:score", "--num-processes", "2", "--run.folder", folder, *flags)
     with patch.object(of_rank_0, "start_process", start):
-        done = strop("train", small.train, *FLAGS, *flags)
+        done = strop("train", small.train, *SHORT, *flags)
     (tmp_path / "scorer.py").write_text(STRIKES.format(group=-1, number=0))
     return done, folder, time.monotonic() - began, flags
 
 
 def test_a_killed_process_ends_the_run_with_its_name_and_the_run_can_go_on(small, tmp_path):
-    done, folder, seconds, flags = struck(small, tmp_path, signal.SIGKILL)
+    done, folder, seconds, flags = struck(small, tmp_path, signal.SIGKILL, *CHECKPOINTS)
     pid = rank_processes.started[-1].pid
     assert done.code == 1
     assert f"rank 1 (process {pid}) of the trainer was killed by SIGKILL. The step was not made." in done.err
     assert seconds < 30
     assert [row["step"] for row in metrics(folder)] == [1, 2]
     assert (folder / "checkpoints/step_000002").exists()
-    again = strop("train", small.train, *FLAGS, *flags, "--resume")
+    again = strop("train", small.train, *SHORT, *flags, "--resume")
     assert again.code == 0, again.err
     assert [row["step"] for row in metrics(folder)] == [1, 2, 3, 4]
     check_close(folder, run(small, tmp_path / "whole", 1, *flags[:2]))
 
 
 def test_a_process_that_hangs_ends_the_run_within_the_limit(small, tmp_path):
-    done, folder, seconds, _ = struck(small, tmp_path, signal.SIGSTOP, "--process-timeout-s", "3")
+    flags = ("--process-timeout-s", "3", "--checkpoint-every-steps", "3")  # none is there, and none can be made
+    done, folder, seconds, _ = struck(small, tmp_path, signal.SIGSTOP, *flags)
     process = rank_processes.started[-1]
     assert done.code == 1
     assert (
@@ -175,12 +185,14 @@ def test_a_process_that_does_not_come_up_is_named(monkeypatch):
         return rank_processes.sleeping()
 
     monkeypatch.setattr(rank_processes, "start", start)
+    began = time.monotonic()
     with (
         pytest.raises(WaitError, match=r"rank 1 \(process \d+\) of the trainer did not come up within"),
         rank_processes.opened(2, process_timeout_s=0.2),
     ):
         pass
-    assert rank_processes.started[-1].poll() is not None
+    assert rank_processes.started[-1].poll() == -signal.SIGKILL
+    assert time.monotonic() - began < 30
 
 
 INTERRUPTS = """

@@ -1,5 +1,6 @@
 """Whether a run goes on or begins, and what may be otherwise when it goes on."""
 
+import json
 import shutil
 
 import pytest
@@ -7,6 +8,8 @@ from commands.sft_runs import write_sft_small
 from commands.small_runs import metrics, read_lines, same_weights, small_once, strop
 
 import strop as package
+from strop.config import TrainConfig, make_config
+from strop.runtime.differences import allowed_differences, decisive
 from strop.types import ConfigError
 
 FLAGS = ("--checkpoint-every-steps", "1", "--keep-checkpoints", "9", "--lr", "0.01")
@@ -145,6 +148,23 @@ def test_all_differences_are_listed_each_with_what_confirms_it(small, run):
         "seed": "--allow-change seed --allow-change data",
         "data.shuffle": "--allow-change data",
     }
+
+
+def test_the_limits_of_programs_are_part_of_a_run_and_those_of_functions_are_not():
+    """A program is scored by whether it keeps to its limits; a function's only end what hangs."""
+
+    def config(**reward):
+        tables = {"model": {"path": "m"}, "data": {"kind": "jsonl", "path": "d"}, "reward": reward}
+        return make_config(TrainConfig, tables, {}, file="x.toml")
+
+    def check(**reward):
+        of_checkpoint = json.loads(json.dumps(decisive(config(**reward))))
+        return allowed_differences(config(**reward, timeout_s=5), of_checkpoint, frozenset())
+
+    function, program = {"kind": "function", "function": "a:b"}, {"kind": "code"}
+    assert check(**function) == []
+    with pytest.raises(ConfigError, match=r"reward\.timeout_s must be 10\.0 as in the run that is resumed, got 5\.0"):
+        check(**program)
 
 
 def test_a_confirmed_change_acts_and_is_shown_and_written_down(small, made, run):

@@ -93,9 +93,22 @@ def micro_batches(given: Given, draft: Draft) -> None:
             draft.without(flag, "acts with --use-dynamic-batch-size alone, in slime too.")
 
 
+def recomputing(given: Given, draft: Draft) -> None:
+    """Activations that are computed again: strop has whole layers, all of them, or none."""
+    flags = [flag for flag in ("--recompute-granularity", "--gradient-checkpointing") if given.has(flag)]
+    if flags:
+        words = "slime computes the attention alone again" if given.text(flags[0]) == "selective" else ""
+        draft.set("trainer.activation_checkpointing", "true", *flags, words=words)
+    for flag in ("--recompute-method", "--recompute-num-layers", "--recompute-modules"):
+        if given.has(flag):
+            draft.without(flag, "strop computes every layer again, or none: trainer.activation_checkpointing.")
+
+
 RULES = {
     model: "--hf-checkpoint --bf16 --fp16",
     optimizer: " ".join(_OPTIMIZER) + " --optimizer --min-lr --clip-grad --lr-warmup-iters --lr-warmup-fraction",
     checkpoints: "--save --save-interval --save-retain-interval",
     micro_batches: "--use-dynamic-batch-size --max-tokens-per-gpu",
+    recomputing: "--recompute-granularity --gradient-checkpointing --recompute-method --recompute-num-layers "
+    "--recompute-modules",
 }

@@ -4,25 +4,24 @@ from __future__ import annotations
 
 # reason -> flags
 _REASONS: dict[str, str] = {
-    "strop's trainer torch runs in one process: it has no tensor, pipeline, context or expert parallelism.": """
+    "strop's trainer divides weights and batches over trainer.num_processes, and has no other parallelism.": """
         --tensor-model-parallel-size --sequence-parallel --pipeline-model-parallel-size --context-parallel-size
         --expert-model-parallel-size --expert-tensor-parallel-size --decoder-first-pipeline-num-layers
         --decoder-last-pipeline-num-layers --num-layers-per-virtual-pipeline-stage --virtual-pipeline-model-parallel-size
         --use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather --overlap-p2p-communication
         --distributed-backend --distributed-timeout-minutes --allgather-cp --cp-comm-type --train-backend""",
-    "strop trains and samples on one device, model.device; there are no nodes or GPUs to share out.": """
+    "strop's processes are those of trainer.num_processes or of a launcher, its servers those of [engine]: set them there.": """
         --actor-num-nodes --actor-num-gpus-per-node --critic-num-nodes --critic-num-gpus-per-node --rollout-num-gpus
         --rollout-num-gpus-per-engine --num-gpus-per-node""",
-    "strop's engine samples from the trainer's own weights in one process: nothing is moved, sent or taken off the device.": """
+    "strop's engine torch samples from the trainer's own weights; how engine vllm is given them stands in [engine].": """
         --colocate --offload --offload-train --offload-rollout --no-offload-train --no-offload-rollout
         --update-weight-buffer-size --update-weight-mode --update-weight-transport --update-weight-disk-dir
         --update-weight-disk-keep-files --update-weight-delta-encoding --update-weight-delta-checksum
         --update-weight-local-checkpoint-dir --delta-compression --delta-dtype --delta-full-interval
         --custom-update-weight-post-write-path
         --flush-cache-interval --release-train --check-weight-update-equal""",
-    "strop computes no activations anew; lower trainer.max_tokens_per_micro_batch where memory is short.": """
-        --recompute-granularity --recompute-method --recompute-num-layers --recompute-modules
-        --gradient-checkpointing --cpu-offloading""",
+    "strop keeps activations on the device; trainer.activation_checkpointing computes them again instead.": """
+        --cpu-offloading""",
     "strop cuts micro-batches by tokens (trainer.max_tokens_per_micro_batch), and how they are cut changes no gradient.": """
         --micro-batch-size --balance-data --balance-by-flops --data-pad-size-multiplier --qkv-format""",
     "strop trains the critic beside the policy, in one run.": "--critic-train-only",
@@ -68,7 +67,7 @@ _REASONS: dict[str, str] = {
     "strop writes metrics.jsonl, rollouts/ and report.html in the run folder, and sends nothing anywhere.": """
         --log-multi-turn --log-passrate --log-reward-category --log-correct-samples --log-interval
         --tensorboard-dir""",
-    "strop has no replay of single phases; the run folder's rollouts/ holds what was sampled, strop eval samples alone.": """
+    "strop records what it samples in rollouts/: strop replay, strop rollout and strop train --from-rollouts work on that.": """
         --save-debug-rollout-data --load-debug-rollout-data --load-debug-rollout-data-subsample --save-debug-train-data
         --load-forge-rollout-data --debug-rollout-only --debug-train-only --dump-details""",
     "strop keeps rollouts in memory, in one process: there is no buffer service, store or proxy.": """
@@ -89,17 +88,17 @@ _REASONS: dict[str, str] = {
         --attn-implementation --hybrid-override-pattern --mamba-num-heads --mamba-head-dim --mamba-state-dim
         --mamba-num-groups""",
     "strop goes on from a checkpoint's own step: strop train CONFIG --resume.": "--start-rollout-id",
-    "strop samples with its own engine, in its own process: there is no server, no router and no health of one to check.": """
+    "strop's servers are vLLM's, started by strop or named in engine.addresses; lost ones are brought back without a flag.": """
         --rollout-external-engine-addrs --use-slime-router --use-fault-tolerance --rollout-health-check-interval
         --rollout-health-check-timeout --rollout-health-check-first-wait --rollout-cleanup-timeout --rollout-session-id
         --http-proxy --use-distributed-post""",
-    "strop trains in the process that you start: set its environment there.": "--train-env-vars",
+    "strop's processes have the environment of the command: set it there.": "--train-env-vars",
     "strop samples with the newest weights; old log-probabilities are taken before a batch's first update, without a copy.": """
         --keep-old-actor --update-weights-interval""",
     "strop keeps AdamW's moments and master weights in float32 on model.device: none are moved to the CPU or narrowed.": """
         --optimizer-cpu-offload --optimizer-offload-fraction --overlap-cpu-optimizer-d2h-h2d
         --use-precision-aware-optimizer --main-grads-dtype --main-params-dtype --exp-avg-dtype --exp-avg-sq-dtype""",
-    "strop sums gradients over micro-batches in float32, and has no other processes to sum them with.": """
+    "strop sums gradients in float32 over micro-batches and processes.": """
         --accumulate-allreduce-grads-in-fp32 --grad-reduce-in-bf16 --no-gradient-accumulation-fusion""",
     "strop trains and samples in float32 or bfloat16 (model.dtype), never in 8 bits.": """
         --fp8-format --fp8-recipe --fp8-param-gather --force-fp8-ue8m0-scale""",
@@ -137,9 +136,9 @@ WITHOUT = {flag: reason for reason, flags in _REASONS.items() for flag in flags.
 
 # How the names of whole families begin, and the reason.
 FAMILIES = {
-    "--sglang-": "strop samples with its own engine: no SGLang server is started, so its options have nobody to read them.",
-    "--router-": "strop samples with its own engine: no router stands before it.",
-    "--slime-router-": "strop samples with its own engine: no router stands before it.",
+    "--sglang-": "strop samples by its own engine or in vLLM servers (engine.server_args): there is no SGLang to read this.",
+    "--router-": "strop spreads prompts over its servers by itself: no router stands before them.",
+    "--slime-router-": "strop spreads prompts over its servers by itself: no router stands before them.",
     "--wandb-": "strop writes metrics.jsonl and report.html in the run folder, and sends nothing anywhere.",
     "--use-wandb": "strop writes metrics.jsonl and report.html in the run folder, and sends nothing anywhere.",
     "--disable-wandb-": "strop writes metrics.jsonl and report.html in the run folder, and sends nothing anywhere.",
@@ -151,7 +150,7 @@ FAMILIES = {
     "--experimental-": "strop reads the model's shape and its kernels' settings from the model folder (config.json).",
     "--custom-megatron-": "strop has no Megatron to hook into.",
     "--megatron-deepgemm-": "strop has no Megatron to hook into.",
-    "--fsdp-": "strop's trainer torch runs in one process: it has no sharding.",
+    "--fsdp-": "strop's trainer shards weights by FSDP2 where trainer.num_processes is above 1, and has no options of it.",
 }
 
 

@@ -142,6 +142,8 @@ def _steps(config: TrainConfig | SFTConfig, fixed: Values, total: int) -> Values
             if is_optimizer and isinstance(config, TrainConfig):
                 own, small = config.num_critic_steps, total * updates
             found[path] = _rank(now[path], own, small)
+    if found.get("critic.only_first_steps"):  # one before all others, which are as many as without
+        found |= {"critic.only_first_steps": 1, "run.num_steps": total + 1}
     return found
 
 
