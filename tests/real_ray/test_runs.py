@@ -59,6 +59,14 @@ def test_one_rank_makes_the_run_of_one_process_bit_for_bit(cluster, small, alone
     check_same(tmp_path / "run", alone[1])
 
 
+def test_fine_tuning_on_a_cluster_is_that_of_two_processes(cluster, small, tmp_path):
+    flags = ("--num-steps", "3", "--num-processes", "2", "--run.folder")
+    for folder, more in ((tmp_path / "run", ("--cluster", "auto")), (tmp_path / "alone", ())):
+        done = strop("sft", small.sft, *flags, folder, *more)
+        assert done.code == 0, done
+    check_same(tmp_path / "run", tmp_path / "alone")
+
+
 def struck(small, tmp_path, rank, number, *flags, code=0):
     """A run of two ranks of which one is sent a signal, once, while the answers of step 3 are scored."""
     scorer = tmp_path / "scorer.py"
@@ -83,6 +91,7 @@ def test_a_killed_rank_is_named_and_the_run_ends_as_if_none_had_been(cluster, sm
     assert f"(process {pids[0]}) was lost: The actor is dead because its worker process has died" in done.out
     assert len(pids) == 2
     assert pids[0] != pids[1]
+    assert [done.out.count(f" step {step}/4 ") for step in (1, 2)] == [1, 1]  # from the checkpoint of step 2
     check_same(tmp_path / "run", alone[2])
 
 
@@ -96,6 +105,7 @@ def test_a_rank_that_hangs_is_ended_and_the_run_goes_on(cluster, small, alone, t
 def test_without_checkpoints_the_run_begins_again(cluster, small, alone, tmp_path):
     done, _ = struck(small, tmp_path, 1, signal.SIGKILL)
     assert "checkpoint_every_steps = 0: should an actor be lost, the run begins again" in done.out
+    assert [done.out.count(f" step {step}/4 ") for step in (1, 2)] == [2, 2]
     check_same(tmp_path / "run", alone[2])
 
 

@@ -14,6 +14,7 @@ from strop.config import TorchEngineOptions, TrainConfig
 from strop.types import ConfigError, UserError, WaitError
 
 LOCAL = "local"
+NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}  # of an actor that was given none: Ray may leave it those of the machine
 _LAST_LINES_S = 1.0  # for what actors printed last to come here: Ray looks at their logs now and then
 HOW = "local, auto (inside of a Ray job, or on a machine of a cluster), HOST:6379 or ray://HOST:10001"
 Bundle = dict[str, float]  # CPU and GPU of one actor

@@ -12,7 +12,7 @@ from typing import Any
 from strop import interrupts
 from strop.config import SFTConfig, TorchEngineOptions, TrainConfig, VLLMEngineOptions
 from strop.observe.console import Console, QuietConsole
-from strop.runtime.cluster.connection import LOCAL, Bundle, connected, placed, why_lost
+from strop.runtime.cluster.connection import LOCAL, NO_GPU, Bundle, connected, placed, why_lost
 from strop.runtime.cluster.rank_actor import Outcome, Place, RankActor, Task
 from strop.runtime.rank import LOOPBACK, is_launched
 from strop.types import ConfigError, LostRankError, UserError
@@ -205,6 +205,8 @@ class _Driver:
         hosts, nodes = [p.host for p in self._places], [p.node for p in self._places]
         master = LOOPBACK if len(set(hosts)) == 1 else hosts[0]
         common = {"WORLD_SIZE": len(nodes), "MASTER_ADDR": master, "MASTER_PORT": self._places[0].port}
+        if not self._bundle.get("GPU"):
+            common |= NO_GPU
         # An actor sees its own GPU alone, whose number then is 0.
         own = (
             {"RANK": rank, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": nodes.count(node)} for rank, node in enumerate(nodes)

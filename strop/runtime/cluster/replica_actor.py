@@ -32,6 +32,7 @@ class ReplicaActor:
         max_sequences: slots.
         num_threads: of torch.
         folder: to work in, where there is such a folder.
+        variables: of the environment, set before torch is imported.
     """
 
     def __init__(
@@ -43,7 +44,9 @@ class ReplicaActor:
         max_sequences: int,
         num_threads: int,
         folder: str,
+        variables: Mapping[str, str],
     ) -> None:
+        os.environ.update(variables)
         from strop.engines import TorchEngine
         from strop.runtime.models import load_model, set_threads
 

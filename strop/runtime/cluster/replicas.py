@@ -14,7 +14,7 @@ import torch
 from strop.config import TorchEngineOptions, TrainConfig
 from strop.engines.fit import to_read_twice
 from strop.engines.vllm.remote.strop_weights import checksum_of
-from strop.runtime.cluster.connection import why_lost
+from strop.runtime.cluster.connection import NO_GPU, why_lost
 from strop.runtime.cluster.replica_actor import ReplicaActor, pack
 from strop.types import (
     Completion,
@@ -172,6 +172,7 @@ class ReplicaEngine:
             max_sequences=config.engine.max_sequences,
             num_threads=int(bundle["CPU"]),
             folder=os.getcwd(),
+            variables={} if bundle.get("GPU") else NO_GPU,
         )
 
     async def _give(self, replica: _Replica) -> None:
