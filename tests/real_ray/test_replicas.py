@@ -77,13 +77,15 @@ def score(rollout):
 
 def test_scorers_on_nodes_give_the_run_of_one_bit_for_bit_though_one_is_lost(cluster, small, tmp_path):
     (tmp_path / "scorer.py").write_text(RANDOM)
-    flags = ("--reward.function", f"{tmp_path}/scorer.py:score")
+    flags = ("--reward.function", f"{tmp_path}/scorer.py:score", "--checkpoint-every-steps", "4")
     run(small, tmp_path / "alone", *flags)
     (tmp_path / "struck").touch()
     run(small, tmp_path / "run", "--cluster", "auto", "--num-scorers", "2", *flags)
     assert not (tmp_path / "struck").exists()
     assert without_times(metrics(tmp_path / "run")) == without_times(metrics(tmp_path / "alone"))
     assert same_weights(tmp_path / "run/model", tmp_path / "alone/model")
+    further = ("--lr", "1e-3", "--num-steps", "5", "--resume", "--run.folder", tmp_path / "run")
+    assert strop("train", small.train, *flags, *further).code == 0  # without a cluster, and without its actors
 
 
 def test_what_a_scorer_on_a_node_refuses_is_told_as_without_a_cluster(cluster, small, tmp_path):
