@@ -3,7 +3,14 @@ Files that say that they are `long` come first, so that of several processes non
 
 from __future__ import annotations
 
+import signal
+
 import pytest
+
+
+def pytest_configure() -> None:
+    """Ctrl-C reaches the commands that tests start also where the suite itself runs in the background, which ignores it."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

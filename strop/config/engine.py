@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -12,6 +12,7 @@ from strop.config.base import Idle, Options, Problem
 
 VLLM_HOTTEST = 2.0  # the largest temperature that vLLM's servers take
 _OF_SERVERS = "has none: vLLM decides how many sequences it samples at once; engine.server_args takes --max-num-seqs"
+_CACHE_OF_SERVERS = "has none: vLLM sizes its own cache; engine.server_args takes --gpu-memory-utilization"
 
 
 class TorchEngineOptions(Options):
@@ -28,6 +29,17 @@ class TorchEngineOptions(Options):
         description="Samplers with a copy of the model of their own, each an actor of the cluster that --cluster names, with "
         "max_sequences of its own; 0: rank 0 samples from its own weights.",
     )
+    max_cache_tokens: int | None = Field(
+        default=None,
+        ge=1,
+        description="Positions of the key-value cache over all sequences, at most: as many are sampled at the same time as fit "
+        "with the longest prompt and response. none: engine.max_sequences alone says how many.",
+    )
+
+    @property
+    def of_each(self) -> dict[str, Any]:
+        """Of one sampler, by the names that it takes them under."""
+        return {name: value for name, value in self.bound().items() if name != "num_replicas"}
 
 
 class VLLMEngineOptions(Options):
@@ -35,6 +47,7 @@ class VLLMEngineOptions(Options):
 
     why_not: ClassVar[dict[str, str]] = {
         "max_sequences": _OF_SERVERS,
+        "max_cache_tokens": _CACHE_OF_SERVERS,
         "num_replicas": "has none: engine.num_servers says how many servers sample",
     }
 

@@ -160,6 +160,13 @@ class TrainRunOptions(RunOptions):
         default="whole",
         description="Write rollouts with all that training on them again and strop replay take, or only what a person reads.",
     )
+    profile_steps: int = Field(
+        default=0,
+        ge=0,
+        le=1000,
+        description="Steps, after the first one of the process, of which torch's profiler writes a trace to profile/; 0 means "
+        "none.",
+    )
 
     def idle(self) -> Iterator[Idle]:
         yield from super().idle()

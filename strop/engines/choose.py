@@ -8,17 +8,19 @@ import torch
 from torch import Tensor
 
 from strop.engines.decoders import Decoder, RecomputeDecoder, SlotDecoder, has_full_attention, max_positions
+from strop.engines.shared_prompts import SharedPromptDecoder
 from strop.types import ModelError, model_failure
 
 # The probe: prompts of unequal length, the first one read for two slots; each slot takes a token; the first slot ends and
 # the last one takes its place; those left take another token.
-_LENGTHS, _SLOTS, _WIDTH = (3, 1), ((0, 1), (2,)), 5
+_LENGTHS, _SLOTS, _NEW = (3, 1), ((0, 1), (2,)), 2
+_WIDTH = max(_LENGTHS) + _NEW
 # What products in other shapes may differ by, as a share of the largest logit.
 _ROUNDING, _COARSE_ROUNDING = 1e-4, 5e-2
 
 
 @torch.no_grad()
-def choose_decoder(model: Any) -> type[SlotDecoder] | type[RecomputeDecoder]:
+def choose_decoder(model: Any) -> type[Decoder]:
     """The fastest decoder that gives the logits of the model's own forward pass over each sequence alone.
 
     Raises:
@@ -35,7 +37,8 @@ def choose_decoder(model: Any) -> type[SlotDecoder] | type[RecomputeDecoder]:
     if not wanted.isfinite().all():
         return RecomputeDecoder  # nothing to compare; the engine stops at the first token that it samples
     fault = ""
-    for kind in (SlotDecoder, RecomputeDecoder) if has_full_attention(model) else (RecomputeDecoder,):
+    cached: tuple[type[Decoder], ...] = (SharedPromptDecoder, SlotDecoder) if has_full_attention(model) else ()
+    for kind in (*cached, RecomputeDecoder):
         try:
             difference = _difference(_decoded_logits(kind, model, sequences), wanted)
         except Exception as error:  # noqa: BLE001 - as above
@@ -68,7 +71,7 @@ def _plain_logits(model: Any, sequences: list[list[int]]) -> Tensor:
 
 def _decoded_logits(kind: type[Decoder], model: Any, sequences: list[list[int]]) -> Tensor:
     """The same by a decoder."""
-    decoder = kind(model, num_slots=len(sequences), width=_WIDTH)
+    decoder = kind(model, num_slots=len(sequences), prompt_width=max(_LENGTHS), response_width=_NEW)
     prompts = decoder.prefill([sequences[group[0]][:-2] for group in _SLOTS], _SLOTS)
     first = decoder.decode(torch.tensor([row[-2] for row in sequences]))
     decoder.move(2, 0)

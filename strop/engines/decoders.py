@@ -15,7 +15,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 class Decoder(Protocol):
     """Slots 0 .. n-1 are in use; the caller keeps them contiguous with `move`."""
 
-    def __init__(self, model: Any, *, num_slots: int, width: int) -> None: ...
+    def __init__(self, model: Any, *, num_slots: int, prompt_width: int, response_width: int) -> None: ...
 
     def prefill(self, prompts: Sequence[Sequence[int]], slots: Sequence[Sequence[int]]) -> Tensor:
         """Read each prompt once, fill all its slots, and return the logits [prompts, V] after the prompt."""
@@ -27,6 +27,10 @@ class Decoder(Protocol):
 
     def move(self, source: int, target: int) -> None:
         """Put what slot `source` holds into slot `target`."""
+        ...
+
+    def forget(self) -> None:
+        """The weights may be others from now on: nothing is kept of prompts that are read later."""
         ...
 
 
@@ -73,8 +77,8 @@ class SlotDecoder:
     """Decodes with a key-value cache of `num_slots` x `width` positions. For models whose layers all attend to
     everything before them."""
 
-    def __init__(self, model: Any, *, num_slots: int, width: int) -> None:
-        self.model, self.num_slots, self.width = model, num_slots, width
+    def __init__(self, model: Any, *, num_slots: int, prompt_width: int, response_width: int) -> None:
+        self.model, self.num_slots, self.width = model, num_slots, prompt_width + response_width
         self.lengths = torch.zeros(num_slots, dtype=torch.int64)
         self._device = next(model.parameters()).device
         self._dtype = next(model.parameters()).dtype
@@ -123,11 +127,14 @@ class SlotDecoder:
             layer.values[target, :, :length] = layer.values[source, :, :length]
         self.lengths[target] = self.lengths[source]
 
+    def forget(self) -> None:
+        """Each prompt is read when its slots are filled."""
+
 
 class RecomputeDecoder:
     """Reads each sequence again for every token: slow, and right for any causal language model."""
 
-    def __init__(self, model: Any, *, num_slots: int, width: int) -> None:
+    def __init__(self, model: Any, *, num_slots: int, prompt_width: int, response_width: int) -> None:
         self.model = model
         self._device = next(model.parameters()).device
         self._sequences: list[list[int]] = [[] for _ in range(num_slots)]
@@ -146,6 +153,9 @@ class RecomputeDecoder:
 
     def move(self, source: int, target: int) -> None:
         self._sequences[target] = self._sequences[source]
+
+    def forget(self) -> None:
+        """All is read again at every step."""
 
 
 def last_logits(model: Any, rows: Sequence[Sequence[int]], device: torch.device, extra: dict[str, Any]) -> Tensor:

@@ -55,16 +55,24 @@ class TorchEngine:
     Args:
         model: a Hugging Face causal language model, on its device. Shared with the trainer, so weights need no transfer.
         stop_token_ids: ids that end a response (they stay its last token).
-        max_sequences: slots.
+        max_sequences: slots at most.
+        max_cache_tokens: positions of the cache over all slots at most; None: as many as all slots take.
 
     Raises:
         ModelError: the model cannot be sampled from in rows of unequal length.
     """
 
-    def __init__(self, model: Any, *, stop_token_ids: Iterable[int], max_sequences: int = 64) -> None:
+    def __init__(
+        self,
+        model: Any,
+        *,
+        stop_token_ids: Iterable[int],
+        max_sequences: int = 64,
+        max_cache_tokens: int | None = None,
+    ) -> None:
         self.model = model.eval()
         self.stop_token_ids = frozenset(stop_token_ids)
-        self.max_sequences = max_sequences
+        self.max_sequences, self.max_cache_tokens = max_sequences, max_cache_tokens
         self._max_positions = max_positions(model)
         self._decoder_kind = choose_decoder(model)
         self.policy_version = 0
@@ -73,7 +81,10 @@ class TorchEngine:
         self._active: list[_Sample] = []  # entry i is in slot i
         self._slots = Slots(max_sequences, self._device)
         self._decoder: Decoder | None = None
-        self._width = 0
+        self._widths, self._num_slots = (
+            (0, 0),
+            0,
+        )  # positions of prompt and response in a slot, and how many slots there are
         self._driver: asyncio.Task[None] | None = None
 
     async def generate(self, request: GenerateRequest) -> list[Completion]:
@@ -109,6 +120,8 @@ class TorchEngine:
                 if own[name].data_ptr() != tensor.data_ptr():
                     own[name].copy_(tensor)
         self.policy_version = policy_version
+        if self._decoder is not None:
+            self._decoder.forget()
         return {}
 
     async def rest(self) -> None:
@@ -131,6 +144,12 @@ class TorchEngine:
                 f"prompt and response must fit the model's {limit} positions, got {len(request.prompt_tokens)} prompt tokens "
                 f"+ {request.sampling.max_response_tokens} response tokens. Lower the response limit or shorten prompts."
             )
+        most = self.max_cache_tokens
+        if most is not None and request.num_positions > most:
+            raise UserError(
+                f"engine.max_cache_tokens must hold a whole prompt and response, got {most} for {len(request.prompt_tokens)} "
+                f"prompt tokens + {request.sampling.max_response_tokens} response tokens."
+            )
         if not request.prompt_tokens:
             raise UserError("a prompt must have at least one token.")
 
@@ -141,13 +160,15 @@ class TorchEngine:
             while self._queue or self._active:
                 self._advance()
                 await asyncio.sleep(0)
+            if self._decoder is not None:
+                self._decoder.forget()
         except asyncio.CancelledError:
             self._fail(asyncio.CancelledError())
             raise
         except StropError as error:
             self._fail(error)
         except Exception as error:  # noqa: BLE001 - handed to whoever waits
-            rows = f"{len(self._active)} slots of up to {self._width} tokens"
+            rows = f"{len(self._active)} slots of up to {sum(self._widths)} tokens"
             failure = model_failure(error, self.model, rows, option="engine.max_sequences or the response limit")
             failure.__cause__ = error
             self._fail(failure)
@@ -190,11 +211,11 @@ class TorchEngine:
         slots: list[list[int]] = []
         longest = 0
         self._grow()
-        while self._queue and len(self._active) < self.max_sequences:
+        while self._queue and len(self._active) < self._num_slots:
             job = self._queue[0]
             longest = max(longest, len(job.request.prompt_tokens))
             too_much = prompts and longest * (len(prompts) + 1) > MAX_PREFILL_TOKENS
-            if too_much or job.request.num_positions > self._width:
+            if too_much or not self._fits(job.request):
                 break
             prompts.append(job.request.prompt_tokens)
             slots.append(self._fill_slots(job))
@@ -210,7 +231,7 @@ class TorchEngine:
     def _fill_slots(self, job: _Job) -> list[int]:
         """As many samples of a request as there are free slots."""
         group, request = [], job.request
-        while job.waiting and len(self._active) < self.max_sequences:
+        while job.waiting and len(self._active) < self._num_slots:
             slot, index = len(self._active), job.waiting.popleft()
             stop_ids = self.stop_token_ids | set(request.sampling.stop_token_ids)
             self._slots.start(slot, request.seeds[index], request.sampling, stop_ids)
@@ -219,14 +240,35 @@ class TorchEngine:
         return group
 
     def _grow(self) -> None:
-        """A cache as wide as the longest request that waits; made anew only while no slot is in use."""
-        wanted = max((job.request.num_positions for job in self._queue), default=0)
-        if wanted <= self._width and self._decoder is not None:
+        """Slots for the longest prompt and the longest response that wait, as many as may be; made anew only while none is in
+        use. Under a bound only what comes first in the queue counts, as far as it fits."""
+        if self._active or not self._queue:
             return
-        if self._active:
+        wanted = (0, 0)
+        for job in self._queue:
+            wider = _wider(wanted, _widths(job.request))
+            if sum(wanted) and not self._slots_of(wider):
+                break
+            wanted = wider
+        widths = _wider(wanted, self._widths)
+        if self._slots_of(widths) < self._slots_of(wanted):
+            widths = wanted  # narrower slots are more
+        if self._decoder is not None and widths == self._widths:
             return
-        self._width = max(wanted, self._width)
-        self._decoder = self._decoder_kind(self.model, num_slots=self.max_sequences, width=self._width)
+        self._decoder = None  # its memory is free before the new one takes as much
+        self._widths, self._num_slots = widths, self._slots_of(widths)
+        prompt, response = widths
+        self._decoder = self._decoder_kind(
+            self.model, num_slots=self._num_slots, prompt_width=prompt, response_width=response
+        )
+
+    def _slots_of(self, widths: tuple[int, int]) -> int:
+        if self.max_cache_tokens is None:
+            return self.max_sequences
+        return min(self.max_sequences, self.max_cache_tokens // sum(widths))
+
+    def _fits(self, request: GenerateRequest) -> bool:
+        return _wider(self._widths, _widths(request)) == self._widths
 
     def _retire(self) -> None:
         """Hand finished samples over and close the gaps they leave."""
@@ -247,3 +289,12 @@ class TorchEngine:
             self._slots.move(last, slot)
             self._active[slot] = self._active[last]
         self._active.pop()
+
+
+def _widths(request: GenerateRequest) -> tuple[int, int]:
+    """Tokens of a prompt, and of the longest response."""
+    return len(request.prompt_tokens), request.sampling.max_response_tokens
+
+
+def _wider(one: tuple[int, int], other: tuple[int, int]) -> tuple[int, int]:
+    return max(one[0], other[0]), max(one[1], other[1])

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from typing import Protocol
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, Protocol
 
 from rich.console import Console as RichConsole
 from rich.markup import escape
@@ -16,12 +16,13 @@ class Console(Protocol):
     """Where a run reports to; `QuietConsole` is the one that says nothing."""
 
     phase_seconds: dict[str, float]
+    span: Callable[[str], AbstractContextManager[Any]]  # is around each phase
 
     def note(self, text: str) -> None: ...
 
     def warn(self, text: str) -> None: ...
 
-    def phase(self, name: str, total: int) -> object: ...
+    def phase(self, name: str, total: int, *, is_idle: bool = False) -> object: ...
 
     def advance(self, done: int) -> None: ...
 
@@ -33,6 +34,7 @@ class QuietConsole:
 
     def __init__(self) -> None:
         self.phase_seconds: dict[str, float] = {}
+        self.span: Callable[[str], AbstractContextManager[Any]] = nullcontext
 
     def note(self, text: str) -> None:
         """A line for the reader."""
@@ -41,13 +43,16 @@ class QuietConsole:
         """A line that should not be missed."""
 
     @contextmanager
-    def phase(self, name: str, total: int) -> Iterator[None]:
-        """Time a phase of the step; `total` is what `advance` counts up to."""
+    def phase(self, name: str, total: int, *, is_idle: bool = False) -> Iterator[None]:
+        """Time a phase of the step; `total` is what `advance` counts up to. The time of one in which this process only waits
+        for others is counted as "idle", too."""
         start = time.perf_counter()
         try:
-            yield
+            with self.span(name):
+                yield
         finally:
-            self.phase_seconds[name] = self.phase_seconds.get(name, 0.0) + time.perf_counter() - start
+            for counted in (name, "idle") if is_idle else (name,):
+                self.phase_seconds[counted] = self.phase_seconds.get(counted, 0.0) + time.perf_counter() - start
 
     def advance(self, done: int) -> None:
         """`done` of the phase's total are there now."""
@@ -95,7 +100,7 @@ class TerminalConsole(QuietConsole):
                 self._progress = None
 
     @contextmanager
-    def phase(self, name: str, total: int) -> Iterator[None]:
+    def phase(self, name: str, total: int, *, is_idle: bool = False) -> Iterator[None]:
         if self._progress is not None and self._task is not None:
             description = f"{name:<10}{self._last_line}"
             if self._shown == (name, total):  # the same bar goes on, and so does its clock
@@ -103,7 +108,7 @@ class TerminalConsole(QuietConsole):
             else:
                 self._progress.reset(self._task, total=total, description=description)
             self._shown = (name, total)
-        with super().phase(name, total):
+        with super().phase(name, total, is_idle=is_idle):
             yield
 
     def advance(self, done: int) -> None:

@@ -4,14 +4,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from strop.rewards.ahead import Ahead
     from strop.rewards.answer import answer_key
     from strop.rewards.length_penalty import penalise
     from strop.rewards.make import label_check, make_scorer, scorer_source
     from strop.rewards.scorer import Scored, Scorer
 
-__all__ = ["Scored", "Scorer", "answer_key", "label_check", "make_scorer", "penalise", "scorer_source"]
+__all__ = ["Ahead", "Scored", "Scorer", "answer_key", "label_check", "make_scorer", "penalise", "scorer_source"]
 
-_HOME = {"answer_key": "answer", "penalise": "length_penalty", "Scored": "scorer", "Scorer": "scorer"}
+_HOME = {"Ahead": "ahead", "answer_key": "answer", "penalise": "length_penalty", "Scored": "scorer", "Scorer": "scorer"}
 _HOME |= dict.fromkeys(("label_check", "make_scorer", "scorer_source"), "make")
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 import re
 import threading
-from collections import Counter
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Literal
 
+from strop.rewards.arrivals import Arrivals, coming
 from strop.rewards.code_tests import CodeTest, code_label
 from strop.rewards.jail import Ended, Isolation, Jail, Limits, describe
 from strop.rewards.label import read_label
@@ -57,23 +58,34 @@ class CodeScore:
         if "files" not in self._jails[0].kept:
             logger.warning("reward.kind = code runs what the model writes with %s.", describe(self._jails[0].kept))
 
-    def __call__(self, rollouts: Sequence[Rollout], advance: Callable[[int], object]) -> list[Outcome]:
+    def __call__(self, rollouts: Sequence[Rollout] | Arrivals, advance: Callable[[int], object]) -> list[Outcome]:
         """A score for each rollout."""
-        labels = [read_label(rollout.prompt, code_label) for rollout in rollouts]
-        num_threads = min(num_cores(), MAX_JAILS, max(1, len(rollouts)))
         self._spare, self._own, self._is_stopped = list(self._jails), threading.local(), False
-        scores: list[Outcome] = []
-        with ThreadPoolExecutor(num_threads) as pool:
+        with coming(rollouts) as arrivals, ThreadPoolExecutor(min(num_cores(), MAX_JAILS)) as pool:
             try:
-                for done, (passed, ended) in enumerate(pool.map(self._of_one, rollouts, labels)):
-                    self._counts[ended] += 1
-                    scores.append(Score(passed))
-                    advance(done + 1)
+                found = list(self._found(arrivals, pool, advance))
             except BaseException:
                 self._is_stopped = True  # programs that run come to their end; no others begin
                 pool.shutdown(cancel_futures=True)
                 raise
-        return scores
+        self._counts.update(ended for _, ended in found)
+        return [Score(passed) for passed, _ in found]
+
+    def _found(
+        self, arrivals: Arrivals, pool: ThreadPoolExecutor, advance: Callable[[int], object]
+    ) -> Iterator[tuple[float, Ended]]:
+        """What each rollout earns and how its first failed test ended, in the order in which they come."""
+        running, done = deque[Future[tuple[float, Ended]]](), 0
+        while running or not arrivals.has_ended:
+            for rollout in arrivals.take():
+                running.append(pool.submit(self._of_one, rollout, read_label(rollout.prompt, code_label)))
+                running[-1].add_done_callback(lambda ended: arrivals.wake())
+            while running and running[0].done():
+                done += 1
+                advance(done)
+                yield running.popleft().result()
+            if running or not arrivals.has_ended:
+                arrivals.wait()
 
     def take_metrics(self) -> StepMetrics:
         """Counts since the last call."""

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import inspect
 import threading
+import time
 from collections.abc import Callable, Coroutine, Sequence
 from functools import cache
 from typing import Any
@@ -15,46 +16,67 @@ MAX_WAIT_S = 5.0  # for calls to end that an interrupt has cancelled
 Call = Callable[[], Coroutine[Any, Any, Any]]
 
 
-def run_all(
-    calls: Sequence[Call], *, max_concurrent: int, advance: Callable[[int], object] = lambda done: None
-) -> list[Any]:
-    """What the calls return, in their order; an exception in place of the result of one that raised.
+class Running:
+    """Calls that run side by side; those that began earlier have their places first.
 
     Scoring happens inside strop's own event loop, and connections that a function keeps outlive a step: so the calls run on
-    a loop of their own, in a thread, always the same one. An interrupt cancels them, and they have `MAX_WAIT_S` to end.
+    a loop of their own, in a thread, always the same one.
 
     Args:
         calls: each starts one.
-        max_concurrent: how many run at once.
-        advance: is told how many have ended, from the loop's thread.
+        places: what runs at once shares them.
 
     >>> async def double(x):
     ...     return 2 * x
-    >>> run_all([lambda: double(1), lambda: double(2)], max_concurrent=2)
+    >>> Running([lambda: double(1), lambda: double(2)], asyncio.Semaphore(2)).result()
     [2, 4]
     """
-    ended = threading.Event()
 
-    async def work() -> list[Any]:
+    def __init__(self, calls: Sequence[Call], places: asyncio.Semaphore) -> None:
+        self._has_ended = threading.Event()
+        self._found = asyncio.run_coroutine_threadsafe(self._work(calls, places), _loop())
+
+    async def _work(self, calls: Sequence[Call], places: asyncio.Semaphore) -> list[Any]:
         try:
-            return await _limited(calls, max_concurrent, advance)
+            return await _limited(calls, places)
         finally:
-            ended.set()
+            self._has_ended.set()
 
-    running = asyncio.run_coroutine_threadsafe(work(), _loop())
-    try:
-        return running.result()
-    except BaseException:  # Ctrl-C, since what a call raises is among the results
-        running.cancel()
-        ended.wait(MAX_WAIT_S)
-        raise
+    def result(self) -> list[Any]:
+        """Wait for what the calls return, in their order; an exception in place of the result of one that raised."""
+        try:
+            return self._found.result()
+        except BaseException:  # Ctrl-C, since what a call raises is among the results
+            cancel([self])
+            raise
+
+    def when_done(self, take: Callable[[list[Any]], object]) -> None:
+        """Hand the same over, in the loop's thread, if nobody cancels them before."""
+        self._found.add_done_callback(lambda found: None if found.cancelled() else take(found.result()))
+
+    @property
+    def is_done(self) -> bool:
+        return self._found.done()
+
+    def cancel(self) -> None:
+        self._found.cancel()
+
+    def wait(self, limit_s: float) -> None:
+        """Until all have ended, also those that were cancelled."""
+        self._has_ended.wait(max(0.0, limit_s))
 
 
-async def _limited(calls: Sequence[Call], max_concurrent: int, advance: Callable[[int], object]) -> list[Any]:
-    places, done = asyncio.Semaphore(max_concurrent), 0
+def cancel(running: Sequence[Running]) -> None:
+    """Cancel all, which have `MAX_WAIT_S` to end."""
+    until = time.monotonic() + MAX_WAIT_S
+    for one in running:
+        one.cancel()
+    for one in running:
+        one.wait(until - time.monotonic())
 
+
+async def _limited(calls: Sequence[Call], places: asyncio.Semaphore) -> list[Any]:
     async def one(call: Call) -> Any:
-        nonlocal done
         async with places:
             try:
                 return await call()
@@ -63,9 +85,6 @@ async def _limited(calls: Sequence[Call], max_concurrent: int, advance: Callable
                 if isinstance(ended, asyncio.CancelledError) and task is not None and task.cancelling():
                     raise  # an interrupt of the run; the others are of the function's own making
                 raise as_error(ended) from ended
-            finally:
-                done += 1
-                advance(done)
 
     return await asyncio.gather(*(one(call) for call in calls), return_exceptions=True)
 

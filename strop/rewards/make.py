@@ -60,7 +60,7 @@ def make_scorer(options: RewardOptions) -> Scorer:
             return _own_scorer(maths, "math", metrics=maths.take_metrics)
         case CodeRewardOptions():
             code = _code_score(options)
-            return Scorer(code, "code", metrics=code.take_metrics, close=code.close)
+            return Scorer(code, "code", metrics=code.take_metrics, close=code.close, ask_ahead=code)
         case DatasetRewardOptions():
             return _own_scorer(DatasetScore(), "dataset", options.on_error)
         case FunctionRewardOptions() | SlimeRewardOptions():
@@ -87,8 +87,9 @@ def _users_scorer(options: FunctionRewardOptions | SlimeRewardOptions) -> Scorer
             options.function,
         )
         in_workers = False
+    ahead = None
     if in_workers:
-        ask = Pool(_spec(options), num_workers=options.num_workers, stops_at_failure=stops)
+        ask = ahead = Pool(_spec(options), num_workers=options.num_workers, stops_at_failure=stops)
     else:
         ask = OwnProcess(_spec(options, has_limits=False), stops_at_failure=stops)
     try:
@@ -96,13 +97,7 @@ def _users_scorer(options: FunctionRewardOptions | SlimeRewardOptions) -> Scorer
     except RewardError:
         ask.close()
         raise
-    return Scorer(
-        ask,
-        options.function,
-        options.on_error,
-        has_limits=in_workers,
-        close=ask.close,
-    )
+    return Scorer(ask, options.function, options.on_error, has_limits=in_workers, close=ask.close, ask_ahead=ahead)
 
 
 def _check_async(options: FunctionRewardOptions | SlimeRewardOptions, *, is_async: bool) -> None:

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from strop.rewards.arrivals import Arrivals, coming
 from strop.rewards.concurrent import MAX_WAIT_S
 from strop.rewards.reading import ElsewhereError, Failure, Outcome
 from strop.rewards.user_function import Call, Found, FunctionSpec, split, timed_out
@@ -27,13 +28,15 @@ _POLL_S = 0.2  # between two looks at what no pipe tells
 
 @dataclass(eq=False)
 class _Worker:
-    """A process and what it does: the places of calls that it was given, in their order, and since when which are made."""
+    """A process and what it does: the places of calls that it was given, and since when which are made."""
 
     process: WorkerProcess
     started: float
     is_ready: bool = False
     is_spent: bool = False  # it is to end after what it does
-    places: tuple[int, ...] = ()
+    is_alone: bool = False  # the call that it makes must not have others beside it
+    num_given: int = 0  # calls since it was started
+    places: dict[int, int] = field(default_factory=dict)  # of calls in this round, by the worker's numbers for them
     left: set[int] = field(default_factory=set)
     begun: dict[int, float] = field(default_factory=dict)
 
@@ -41,15 +44,41 @@ class _Worker:
 class _Round:
     """The calls of one scoring: those that wait to be handed out, as tasks, and those whose outcomes are there."""
 
-    def __init__(self, calls: list[Call], tasks: list[list[int]], found: Found) -> None:
-        self.calls, self.waiting, self.found = calls, deque(tasks), found
-        self.left, self.is_over = set(range(len(calls))), not calls
-        self.began, self.has_told = time.monotonic(), False
+    def __init__(self, advance: Callable[[int], object], *, stops_at_failure: bool = False) -> None:
+        self.calls: list[Call] = []
+        self.waiting: deque[_Task] = deque()
+        self.found = Found(self.calls, advance, stops_at_failure=stops_at_failure)
+        self.left, self.is_stopped, self.is_whole = set[int](), False, False
+        self.waiting_since, self.has_told = time.monotonic(), False
+
+    def add(self, calls: Sequence[Call], *, together: bool) -> None:
+        """More calls, to be handed out together or one by one."""
+        if not self.waiting:
+            self.waiting_since = time.monotonic()
+        places = range(len(self.calls), len(self.calls) + len(calls))
+        self.calls += calls
+        self.left.update(places)
+        if together and calls:
+            self.waiting.append(_Task(tuple(places)))
+        elif not together:
+            self.waiting += [_Task((place,)) for place in places]
+
+    @property
+    def is_over(self) -> bool:
+        return self.is_stopped or (self.is_whole and not self.left)
 
     def settle(self, place: int, outcomes: list[Outcome]) -> None:
         goes_on = self.found.ended(place, outcomes)
         self.left.discard(place)
-        self.is_over = not goes_on or not self.left
+        self.is_stopped = self.is_stopped or not goes_on
+
+
+@dataclass(frozen=True)
+class _Task:
+    """Calls that are handed out together, by their places."""
+
+    places: tuple[int, ...]
+    is_alone: bool = False  # nothing else may be made beside it
 
 
 class Pool:
@@ -72,7 +101,7 @@ class Pool:
         self._spec, self._stops, self._num_seen = spec, stops_at_failure, 0
         self._selector = selectors.DefaultSelector()
         self._workers: list[_Worker] = []
-        self.is_async, nothing = False, _Round([], [], Found([], lambda done: None))
+        self.is_async, nothing = False, _Round(lambda done: None)
         try:
             self._start()
             while not self._workers[0].is_ready:
@@ -84,29 +113,39 @@ class Pool:
         has_one = self.is_async or spec.batched
         self._most = 1 if has_one else num_workers or min(4, num_cores())
 
-    def __call__(self, rollouts: Sequence[Rollout], advance: Callable[[int], object]) -> list[Outcome]:
-        """An outcome for each rollout.
+    def __call__(self, rollouts: Sequence[Rollout] | Arrivals, advance: Callable[[int], object]) -> list[Outcome]:
+        """An outcome for each rollout; for those that come while others are scored, too.
 
         Raises:
             RewardError: the function breaks its contract, or could not be loaded again.
+            StoppedError: nobody wants the scores of those that come.
         """
-        numbered = list(enumerate(rollouts, self._num_seen))
-        self._num_seen += len(rollouts)
-        calls = split(self._spec, numbered)
-        every = list(range(len(calls)))
-        tasks = ([every] if every else []) if self.is_async else [[place] for place in every]
-        found = Found(calls, advance, stops_at_failure=self._stops)
-        round_ = _Round(calls, tasks, found)
+        with coming(rollouts) as arrivals:
+            return self._score(arrivals, advance)
+
+    def _score(self, arrivals: Arrivals, advance: Callable[[int], object]) -> list[Outcome]:
+        round_, numbered = _Round(advance, stops_at_failure=self._stops), list[tuple[int, Rollout]]()
+        takes_all_at_once = self._spec.batched and self._spec.kind == "function"
+        self._selector.register(arrivals.pipe, selectors.EVENT_READ)
         try:
             while not round_.is_over:
+                new = list(enumerate(arrivals.take(), self._num_seen + len(numbered)))
+                numbered += new
+                round_.is_whole = arrivals.has_ended
+                if not takes_all_at_once:
+                    round_.add(split(self._spec, new), together=self.is_async)
+                elif round_.is_whole and not round_.calls:
+                    round_.add(split(self._spec, numbered), together=True)
                 self._hand_out(round_)
                 self._listen(round_)
                 self._check_limits(round_)
                 self._tell_of_long_wait(round_)
         finally:  # at the end of an undisturbed round nobody is busy
+            self._selector.unregister(arrivals.pipe)
             for worker in [w for w in self._workers if w.left]:
                 self._drop(worker, grace_s=MAX_WAIT_S if self.is_async else 0.0)
-        return [found.outcomes.get(number) for number, _ in numbered]
+        self._num_seen += len(numbered)
+        return [round_.found.outcomes.get(number) for number, _ in numbered]
 
     def close(self) -> None:
         """End all workers; the next scoring would start others."""
@@ -130,19 +169,32 @@ class Pool:
     # ---- handing out ----
 
     def _hand_out(self, round_: _Round) -> None:
-        for worker in [w for w in self._workers if w.is_ready and not w.left]:
+        for worker in [w for w in self._workers if w.is_ready]:
             is_of_use = not (worker.is_spent or worker.process.has_ended)
-            if not is_of_use or (round_.waiting and not self._give(worker, round_)):
+            while is_of_use and self._may_have(worker, round_):
+                is_of_use = self._give(worker, round_)
+            if not is_of_use and not worker.left:
                 self._drop(worker)
         if round_.waiting and self._may_start(round_):
             self._start()
 
+    def _may_have(self, worker: _Worker, round_: _Round) -> bool:
+        """Is there a task for this worker? Calls of an async function that came later go beside those that are made."""
+        if not round_.waiting or not worker.left:
+            return bool(round_.waiting)
+        return self.is_async and not (worker.is_alone or round_.waiting[0].is_alone)
+
     def _give(self, worker: _Worker, round_: _Round) -> bool:
-        places = round_.waiting[0]
-        if not worker.process.send([round_.calls[place] for place in places]):
+        task = round_.waiting[0]
+        if not worker.process.send([round_.calls[place] for place in task.places]):
             return False
         round_.waiting.popleft()
-        worker.places, worker.left, worker.begun = tuple(places), set(places), {places[0]: time.monotonic()}
+        if not worker.left:
+            worker.places, worker.begun = {}, {task.places[0]: time.monotonic()}
+        worker.is_alone = task.is_alone
+        worker.places |= enumerate(task.places, worker.num_given)
+        worker.num_given += len(task.places)
+        worker.left |= set(task.places)
         return True
 
     def _may_start(self, round_: _Round) -> bool:
@@ -151,7 +203,7 @@ class Pool:
         if len(self._workers) >= self._most or not all(worker.is_ready for worker in self._workers):
             return False
         newest = max(worker.started for worker in self._workers)
-        return time.monotonic() - max(newest, round_.began) > GROW_AFTER_S
+        return time.monotonic() - max(newest, round_.waiting_since) > GROW_AFTER_S
 
     # ---- listening ----
 
@@ -173,10 +225,10 @@ class Pool:
             case ("refused", why, cause):
                 self._drop(worker)
                 raise RewardError(why) from (ElsewhereError(cause) if cause else None)
-            case ("begun", index):
-                worker.begun[worker.places[index]] = time.monotonic()
-            case ("ended", index, outcomes):
-                place = worker.places[index]
+            case ("begun", number):
+                worker.begun[worker.places[number]] = time.monotonic()
+            case ("ended", number, outcomes):
+                place = worker.places[number]
                 worker.left.discard(place)
                 worker.begun.pop(place, None)
                 worker.is_spent |= any(o.excluded == "scorer_out_of_memory" for o in outcomes if isinstance(o, Failure))
@@ -195,14 +247,14 @@ class Pool:
 
     def _settle_lost(self, worker: _Worker, round_: _Round, failure: Failure) -> None:
         """The call that was made has failed; of several each is made again alone, and those that had not begun as before."""
-        suspects = [place for place in worker.places if place in worker.begun]
-        others = [place for place in worker.places if place in worker.left and place not in worker.begun]
+        suspects = [place for place in worker.places.values() if place in worker.begun]
+        others = [place for place in worker.places.values() if place in worker.left and place not in worker.begun]
         if others:
-            round_.waiting.appendleft(others)
+            round_.waiting.appendleft(_Task(tuple(others)))
         if len(suspects) == 1:
             round_.settle(suspects[0], [failure] * len(round_.calls[suspects[0]]))
         else:
-            round_.waiting.extendleft([place] for place in reversed(suspects))
+            round_.waiting.extendleft(_Task((place,), is_alone=True) for place in reversed(suspects))
 
     # ---- limits ----
 

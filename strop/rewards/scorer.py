@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from strop.rewards.ahead import Ahead, AskAhead
 from strop.rewards.reading import ElsewhereError, Failure, Outcome, Score, ScoreReader
 from strop.types import Metric, RewardError, Rollout, StepMetrics
 
@@ -46,6 +48,7 @@ class Scorer:
         has_limits: calls may be stopped, which is counted.
         metrics: called after each batch for counts of the scorer's own.
         close: ends what it holds open.
+        ask_ahead: the same as `ask` for rollouts that are yet to come, where others do the scoring.
 
     >>> from strop.types import Prompt
     >>> prompt = Prompt(row=0, tokens=(5,), text="2+3=", label="5")
@@ -64,10 +67,11 @@ class Scorer:
         has_limits: bool = False,
         metrics: Callable[[], StepMetrics] | None = None,
         close: Callable[[], None] | None = None,
+        ask_ahead: AskAhead | None = None,
     ) -> None:
         self.name = name
         self._ask, self._on_error, self._has_limits, self._metrics = ask, on_error, has_limits, metrics
-        self._close, self._has_logged = close, False
+        self._close, self._ask_ahead, self._has_logged = close, ask_ahead, False
 
     def __call__(self, rollouts: Sequence[Rollout], advance: Callable[[int], object] = lambda done: None) -> Scored:
         """Score rollouts. `advance` is told how many are done.
@@ -76,7 +80,24 @@ class Scorer:
             RewardError: on_error = "fail" and there is a failure; or, whatever on_error says, the function breaks its
                 contract: not a number, or not as many values as rollouts.
         """
-        outcomes = iter(self._ask([rollout for rollout in rollouts if rollout.excluded is None], advance))
+        asked = [rollout for rollout in rollouts if rollout.excluded is None]
+        return self._settle_all(rollouts, self._ask(asked, advance))
+
+    @contextmanager
+    def ahead(self, advance: Callable[[int], object]) -> Iterator[Ahead | None]:
+        """Score rollouts while others are sampled, in other processes; None where this process scores, which is better done
+        when all are there. What is not done at the end is ended."""
+        if self._ask_ahead is None:
+            yield None
+            return
+        ahead = Ahead(self._ask_ahead, self._settle_all, advance)
+        try:
+            yield ahead
+        finally:
+            ahead.close()
+
+    def _settle_all(self, rollouts: Sequence[Rollout], found: Iterable[Outcome]) -> Scored:
+        outcomes = iter(found)
         scored: list[Rollout] = []
         failed: dict[int, Failure] = {}
         for place, rollout in enumerate(rollouts):

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, Protocol
 
-from strop.rewards.concurrent import as_error, is_async, run_all
+from strop.rewards.concurrent import Running, as_error, is_async
 from strop.rewards.function import load_function
 from strop.rewards.reading import Failure, Outcome, Per, ScoreReader
 from strop.types import RewardError, Rollout
@@ -82,6 +82,7 @@ class UserFunction:
         self._function: Callable[..., Any] = load_function(spec.function)
         self.is_async = spec.kind == "slime" or is_async(self._function)
         self._reader = ScoreReader(spec.function, spec.per, spec.weights)
+        self._places = asyncio.Semaphore(spec.max_concurrent)
 
     def score(self, calls: Sequence[Call], told: Told) -> None:
         """Make the calls, one after the other, or where the function is async side by side.
@@ -90,7 +91,7 @@ class UserFunction:
             RewardError: the function breaks its contract: not a number, or not as many values as rollouts.
         """
         if self.is_async:
-            self._side_by_side(calls, told)
+            self.settle(self.begin(calls, told).result(), calls, told)
             return
         for place, call in enumerate(calls):
             told.begun(place)
@@ -110,13 +111,22 @@ class UserFunction:
             return self._failed(as_error(ended), call)
         return self._read(returned, call)
 
-    def _side_by_side(self, calls: Sequence[Call], told: Told) -> None:
+    def begin(self, calls: Sequence[Call], told: Told) -> Running:
+        """Make the calls of an async function; `settle` takes what they give in the end."""
+
         async def one(place: int, call: Call) -> None:
             told.begun(place)
             told.ended(place, await self._ask_async(call))
 
-        work = [partial(one, place, call) for place, call in enumerate(calls)]
-        for place, error in enumerate(run_all(work, max_concurrent=self._spec.max_concurrent) if work else ()):
+        return Running([partial(one, place, call) for place, call in enumerate(calls)], self._places)
+
+    def settle(self, ended: Sequence[Any], calls: Sequence[Call], told: Told) -> None:
+        """Look at how the calls of an async function ended: most have told of that themselves.
+
+        Raises:
+            RewardError: as for `score`.
+        """
+        for place, error in enumerate(ended):
             if isinstance(error, RewardError):
                 raise error
             if isinstance(error, BaseException):  # it would have ended the loop

@@ -1,8 +1,9 @@
 """What a worker process does: it loads a user's function, then scores what it is given until nobody gives it more.
 
 Messages are pickles, each after its length in 8 bytes, on two pipes of their own: what the function prints does not get
-between them. It sends ("ready", is_async) or ("refused", why), and for the calls of each task ("begun", place) and
-("ended", place, outcomes).
+between them. It sends ("ready", is_async) or ("refused", why), and for each call ("begun", number) and
+("ended", number, outcomes): calls are numbered from 0 in the order in which they come. Those of an async function run side by
+side, also with those that came before.
 """
 
 from __future__ import annotations
@@ -12,16 +13,20 @@ import os
 import pickle
 import signal
 import sys
+import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
+from strop.rewards.concurrent import Running, cancel
 from strop.rewards.reading import ElsewhereError, Failure, Outcome
 from strop.rewards.user_function import Call, UserFunction
 from strop.types import RewardError
 
 LENGTH_BYTES = 8
+_sending = threading.Lock()
 
 
 def main(tasks: int, results: int) -> None:
@@ -53,27 +58,62 @@ def _serve(tasks: int, results: int) -> None:
     if spec.memory_limit_mb is not None:
         _limit_memory(spec.memory_limit_mb)
     _send(results, ("ready", function.is_async))
-    while (calls := _read(tasks)) is not None:
-        try:
-            function.score(calls, _Teller(results, calls))
-        except RewardError as error:
-            _send(results, ("refused", str(error), ""))
+    if function.is_async:
+        _score_side_by_side(function, tasks, results)
+        return
+    for first, calls in _tasks(tasks):
+        with _refusing(results):
+            function.score(calls, _Teller(results, first, tells_beginnings=len(calls) > 1))  # else the run knows
+
+
+def _score_side_by_side(function: UserFunction, tasks: int, results: int) -> None:
+    running: list[Running] = []
+
+    def take(ended: Sequence[Any], calls: Sequence[Call], teller: _Teller) -> None:
+        with _refusing(results):
+            function.settle(ended, calls, teller)
+
+    try:
+        for first, calls in _tasks(tasks):
+            teller = _Teller(results, first, tells_beginnings=True)
+            running = [*(one for one in running if not one.is_done), function.begin(calls, teller)]
+            running[-1].when_done(partial(take, calls=calls, teller=teller))
+    except KeyboardInterrupt:
+        cancel(running)
+        raise
+
+
+def _tasks(pipe: int) -> Iterator[tuple[int, Sequence[Call]]]:
+    """Calls as they come, with the number of the first one."""
+    first = 0
+    while (calls := _read(pipe)) is not None:
+        yield first, calls
+        first += len(calls)
+
+
+@contextlib.contextmanager
+def _refusing(results: int) -> Iterator[None]:
+    """A function that breaks its contract is told of."""
+    try:
+        yield
+    except RewardError as error:
+        _send(results, ("refused", str(error), ""))
 
 
 class _Teller:
-    """Tells the run of calls."""
+    """Tells the run of calls by their numbers."""
 
-    def __init__(self, results: int, calls: Sequence[Call]) -> None:
-        self._results, self._has_several = results, len(calls) > 1
+    def __init__(self, results: int, first: int, *, tells_beginnings: bool) -> None:
+        self._results, self._first, self._tells_beginnings = results, first, tells_beginnings
 
     def begun(self, place: int) -> None:
-        if self._has_several:  # else the run knows
-            _send(self._results, ("begun", place))
+        if self._tells_beginnings:
+            _send(self._results, ("begun", self._first + place))
 
     def ended(self, place: int, outcomes: list[Outcome]) -> bool:
         if any(isinstance(outcome, Failure) and outcome.excluded == "scorer_out_of_memory" for outcome in outcomes):
             _lift_memory_limit()  # what is left may not do to say so; after that this process ends
-        _send(self._results, ("ended", place, [_portable(outcome) for outcome in outcomes]))
+        _send(self._results, ("ended", self._first + place, [_portable(outcome) for outcome in outcomes]))
         return True
 
 
@@ -107,8 +147,9 @@ def _read_bytes(pipe: int, number: int) -> bytes:
 
 def _send(pipe: int, message: Any) -> None:
     waiting = memoryview(packed(message))
-    while waiting:
-        waiting = waiting[os.write(pipe, waiting) :]
+    with _sending:  # what ends in the loop's thread is told of there
+        while waiting:
+            waiting = waiting[os.write(pipe, waiting) :]
 
 
 def packed(message: Any) -> bytes:

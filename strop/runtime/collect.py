@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from strop import interrupts
 from strop.config.advantage import NEEDS_GROUP, TAKES_TOKEN_REWARDS
-from strop.rewards import penalise
+from strop.rewards import Ahead, penalise
 from strop.rollout import TokenBudget, all_in_time, mix_seed, not_there, sample_group
 from strop.runtime.session import SamplingSession
 from strop.types import FilterError, Group, Metric, Prompt, Rollout, Sampling, StepMetrics, merge_metrics
@@ -43,8 +43,9 @@ async def gather_groups(session: SamplingSession) -> tuple[list[Group], StepMetr
         if rounds == options.max_rounds:
             raise _too_few(session, len(ready), session.num_prompts_sampled - sampled_before, dropped)
         rounds += 1
-        sampled, in_flight = await sample(session, _next_prompts(session))
-        scored, metrics = score(session, sampled)
+        with session.scorer.ahead(session.console.advance) as ahead:
+            sampled, in_flight = await sample(session, _next_prompts(session), ahead)
+            scored, metrics = await score(session, sampled, ahead)
         _observe(session, scored)
         with interrupts.interruptible():
             filtered = session.filters(scored)
@@ -108,9 +109,11 @@ def _staleness(session: SamplingSession, rollouts: Sequence[Rollout]) -> StepMet
     return {"staleness": Metric.mean(sum(ages), len(ages)), "staleness_max": Metric("max", max(ages, default=0))}
 
 
-async def sample(session: SamplingSession, prompts: Sequence[tuple[int, Prompt]]) -> tuple[list[Group], StepMetrics]:
+async def sample(
+    session: SamplingSession, prompts: Sequence[tuple[int, Prompt]], ahead: Ahead | None = None
+) -> tuple[list[Group], StepMetrics]:
     """A group of rollouts for each numbered prompt, all in flight together as far as the budget of tokens goes, and how
-    much of a budget was used."""
+    much of a budget was used. Each goes to `ahead` as soon as it is there."""
     options, engine = session.config.rollout, session.engine
     assert engine is not None
     sampling = Sampling(
@@ -120,7 +123,7 @@ async def sample(session: SamplingSession, prompts: Sequence[tuple[int, Prompt]]
     )
     budget, done = TokenBudget(options.max_tokens_in_flight), 0
 
-    async def one(number: int, prompt: Prompt) -> Group:
+    async def one(turn: int, number: int, prompt: Prompt) -> Group:
         nonlocal done
         place = divmod(number, options.prompts_per_step)  # without filters the step and the place in it
         seeds = [mix_seed(session.config.seed, *place, i) for i in range(options.group_size)]
@@ -130,11 +133,14 @@ async def sample(session: SamplingSession, prompts: Sequence[tuple[int, Prompt]]
             )
         done += 1
         session.console.advance(done * options.group_size)
+        if ahead is not None:
+            ahead.put(turn, group.rollouts)
         return group
 
-    with session.console.phase("sample", len(prompts) * options.group_size):
+    has_servers = session.config.engine.kind != "torch"
+    with session.console.phase("sample", len(prompts) * options.group_size, is_idle=has_servers):
         groups = await all_in_time(
-            [one(number, prompt) for number, prompt in prompts],
+            [one(turn, number, prompt) for turn, (number, prompt) in enumerate(prompts)],
             limit_s=options.timeout_s,
             missing=not_there([prompt for _, prompt in prompts], options.group_size),
             tell=session.console.warn,
@@ -142,11 +148,18 @@ async def sample(session: SamplingSession, prompts: Sequence[tuple[int, Prompt]]
     return groups, {} if budget.limit is None else {"tokens_in_flight": Metric("max", budget.most_in_flight)}
 
 
-def score(session: SamplingSession, groups: Sequence[Group]) -> tuple[list[Group], StepMetrics]:
-    """The groups with rewards for all rollouts, and what they say as metrics."""
+async def score(
+    session: SamplingSession, groups: Sequence[Group], ahead: Ahead | None
+) -> tuple[list[Group], StepMetrics]:
+    """The groups with rewards for all rollouts, and what they say as metrics; of `ahead` what is not there yet is waited
+    for."""
     rollouts = [rollout for group in groups for rollout in group.rollouts]
-    with session.console.phase("score", len(rollouts)), interrupts.interruptible():
-        scored = session.scorer(rollouts, session.console.advance)
+    with session.console.phase("score", len(rollouts), is_idle=ahead is not None):
+        if ahead is not None:
+            scored = await ahead.scored()
+        else:
+            with interrupts.interruptible():
+                scored = session.scorer(rollouts, session.console.advance)
     _tell_of_added_rewards(session, scored.rollouts)
     results = iter(scored.rollouts)
     found = [replace(group, rollouts=tuple(next(results) for _ in group.rollouts)) for group in groups]

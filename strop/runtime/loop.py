@@ -11,6 +11,7 @@ from strop.runtime.collect import collect
 from strop.runtime.evaluation import answer_all
 from strop.runtime.guards import prepare_rollbacks, respond
 from strop.runtime.learning import Seen, learn, learns_alone, unseen, weigh
+from strop.runtime.profiling import StepProfiler
 from strop.runtime.recording import record_step
 from strop.runtime.resume import ready_checkpoint, save_checkpoint
 from strop.runtime.session import Session
@@ -25,33 +26,40 @@ async def train_steps(session: Session) -> None:
         record_start(session)
         session.console.phase_seconds.clear()
     prepare_rollbacks(session)
+    profiler = StepProfiler(session)
     while session.step < run.num_steps:
-        try:
-            rollouts, metrics = await collect(session)
-        except GuardError as error:  # the model cannot sample any more
-            respond(session, error, None)
-            await _share_weights(session)
-            session.mark_place()
-            _save_if_taken_back(session)
-            continue
-        if session.engine is not None:
-            await session.engine.rest()
-        metrics = make_step(session, rollouts, metrics)
-        metrics |= await _share_weights(session)
+        with profiler.next_step():
+            await _train_step(session)
+
+
+async def _train_step(session: Session) -> None:
+    """One step, and what is due after it. Where the model cannot sample any more, what the guards answer to that."""
+    try:
+        rollouts, metrics = await collect(session)
+    except GuardError as error:
+        respond(session, error, None)
+        await _share_weights(session)
         session.mark_place()
-        write_checkpoint = None
-        try:
-            if session.step == run.num_steps or _is_due(session.step, session.config.eval.every_steps):
-                await evaluate_now(session)
-                session.mark_place()  # again: scorers may have drawn from the random states
-            if _is_checkpoint_due(session):
-                write_checkpoint = ready_checkpoint(session)
-        finally:  # the step is made, whatever becomes of its evaluation and its checkpoint
-            record(session, rollouts, metrics)
         _save_if_taken_back(session)
-        if write_checkpoint is not None and session.writer.saved_step != session.step:
-            session.writer.start(session.step, write_checkpoint)
-        session.writer.check()
+        return
+    if session.engine is not None:
+        await session.engine.rest()
+    metrics = make_step(session, rollouts, metrics)
+    metrics |= await _share_weights(session)
+    session.mark_place()
+    write_checkpoint = None
+    try:
+        if session.step == session.config.run.num_steps or _is_due(session.step, session.config.eval.every_steps):
+            await evaluate_now(session)
+            session.mark_place()  # again: scorers may have drawn from the random states
+        if _is_checkpoint_due(session):
+            write_checkpoint = ready_checkpoint(session)
+    finally:  # the step is made, whatever becomes of its evaluation and its checkpoint
+        record(session, rollouts, metrics)
+    _save_if_taken_back(session)
+    if write_checkpoint is not None and session.writer.saved_step != session.step:
+        session.writer.start(session.step, write_checkpoint)
+    session.writer.check()
 
 
 def _is_checkpoint_due(session: Session) -> bool:
@@ -122,7 +130,7 @@ def record(session: Session, rollouts: Sequence[Rollout], metrics: StepMetrics) 
     seconds = session.console.phase_seconds
     measured = {name: metric.value for name, metric in sorted(metrics.items()) if metric.count}
     flat = {"step": session.step, **measured, **session.guards.counts()}
-    flat |= {f"seconds/{name}": value for name, value in seconds.items()}
+    flat |= {f"seconds/{name}": value for name, value in {"idle": 0.0, **seconds}.items()}
     num_tokens = sum(r.num_response_tokens for r in rollouts)
     flat["tokens_per_second"] = num_tokens / max(
         sum(seconds.get(name, 0.0) for name in ("sample", "score", "logprobs", "teacher", "train")), 1e-9

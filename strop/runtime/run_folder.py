@@ -17,7 +17,7 @@ from strop.trainers import has_adapters, merged, save_adapters
 from strop.types import UserError
 
 _REPLACED = ("config.toml", "objective.txt", "metrics.jsonl", "changes.jsonl", "rollouts", "guards", "checkpoints")
-_REPLACED += ("report.html", "adapter")
+_REPLACED += ("report.html", "adapter", "profile")
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 _OF_EARLIER_RUN = ".of_earlier_run"  # a file in model/, best/ and critic/
 
@@ -33,6 +33,7 @@ class RunFolder:
         self.changes = path / "changes.jsonl"  # options that were changed when the run was resumed
         self.rollouts = path / "rollouts"
         self.guards = path / "guards"
+        self.profile = path / "profile"  # traces of steps
         self.checkpoints = path / "checkpoints"
         self.model = path / "model"
         self.best = path / "best"

@@ -200,7 +200,7 @@ def open_sampling(
     interrupts.check()
     check_stop_token_ids(loaded, config.rollout.stop_token_ids)
     prompts = _load("data", config.data, config.reward, loaded, console)
-    _check_lengths(loaded, prompts, "rollout", config.rollout.max_response_tokens)
+    _check_lengths(config, loaded, prompts, "rollout", config.rollout.max_response_tokens)
     _check_tokens_in_flight(config, prompts)
     _warn_of_few_rounds(config, len(prompts), console)
     return SamplingSession(
@@ -246,7 +246,7 @@ def load_held_out(
         table, reward = f"eval.sets.{name}.data" if name else "eval.data", options.reward or config.reward
         prompts = _load(table, options.data, reward, loaded, console)
         limit_table, limit = response_limit(name, config)
-        _check_lengths(loaded, prompts, limit_table, limit)
+        _check_lengths(config, loaded, prompts, limit_table, limit)
         found.append(HeldOut(name, options, reward, prompts, scorers[name]))
     return tuple(found)
 
@@ -275,7 +275,7 @@ def make_engine(config: TrainConfig, loaded: LoadedModel, console: Console) -> E
 
             weights = list(model.named_parameters())
             return ReplicaEngine(config, room_of_run(), weights, stop_token_ids=ids, tell=console.warn)
-        return TorchEngine(model, stop_token_ids=ids, max_sequences=options.max_sequences)
+        return TorchEngine(model, stop_token_ids=ids, **options.of_each)
     from strop.engines.vllm.engine import VLLMEngine
     from strop.engines.vllm.process import Served, ServerProcess
 
@@ -295,7 +295,10 @@ def decoder(loaded: LoadedModel) -> Decode:
     return partial(loaded.tokenizer.decode, skip_special_tokens=True)
 
 
-def _check_lengths(loaded: LoadedModel, prompts: tuple[Prompt, ...], table: str, max_response_tokens: int) -> None:
+def _check_lengths(
+    config: TrainConfig, loaded: LoadedModel, prompts: tuple[Prompt, ...], table: str, max_response_tokens: int
+) -> None:
+    """The longest prompt and its response fit the model, and the cache of the sampler."""
     longest = max(prompts, key=lambda p: len(p.tokens))
     check_length(
         loaded.model,
@@ -304,6 +307,13 @@ def _check_lengths(loaded: LoadedModel, prompts: tuple[Prompt, ...], table: str,
         option=f"{table}.max_response_tokens",
         max_response_tokens=max_response_tokens,
     )
+    cache = config.engine.max_cache_tokens if isinstance(config.engine, TorchEngineOptions) else None
+    needed = len(longest.tokens) + max_response_tokens
+    if cache is not None and needed > cache:
+        raise ConfigError(
+            f"engine.max_cache_tokens must be at least {needed}, got {cache}: prompt row {longest.row} has "
+            f"{len(longest.tokens)} tokens, and {table}.max_response_tokens = {max_response_tokens}."
+        )
 
 
 def _check_tokens_in_flight(config: TrainConfig, prompts: tuple[Prompt, ...]) -> None:

@@ -299,6 +299,14 @@ def test_a_prompt_whose_samples_do_not_fit_under_the_cap_is_refused_before_sampl
     assert not (tmp_path / "run").exists()
 
 
+def test_a_cache_that_holds_no_whole_prompt_and_response_is_refused_before_sampling(small, tmp_path):
+    done = strop("train", small.train, "--max-cache-tokens", "9", "--run.folder", tmp_path / "run")
+    assert done.code == 2
+    assert "engine.max_cache_tokens must be at least" in done.err
+    assert "tokens, and rollout.max_response_tokens = 6" in done.err
+    assert not (tmp_path / "run").exists()
+
+
 def test_source_weights_that_name_no_source_of_the_data_are_refused(small, tmp_path):
     done = strop("train", small.train, "--data.source_weights.gsm8k", "1", "--run.folder", tmp_path / "run")
     assert done.code == 2

@@ -181,11 +181,11 @@ class Interrupting(QuietConsole):
     def warn(self, text):
         self.warnings.append(text)
 
-    def phase(self, name, total):
+    def phase(self, name, total, **more):
         self._left -= name == self._phase
         if name == self._phase and self._left == 0:
             os.kill(os.getpid(), signal.SIGINT)
-        return super().phase(name, total)
+        return super().phase(name, total, **more)
 
 
 @pytest.mark.parametrize("phase", ["sample", "score", "train", "eval"])
@@ -237,9 +237,9 @@ class Impatient(QuietConsole):
         super().__init__()
         self._phases = []
 
-    def phase(self, name, total):
+    def phase(self, name, total, **more):
         self._phases.append(name)
-        return super().phase(name, total)
+        return super().phase(name, total, **more)
 
     def advance(self, done):
         if self._phases[-1] == "train" and self._phases.count("train") == 3 and done == 1:

@@ -93,6 +93,7 @@ def test_the_option_changes_the_weights(run, flags):
         ("--layout", "packed"),
         ("--layout", "shared"),
         ("--max-sequences", "3"),
+        ("--max-cache-tokens", "36"),
     ],
     ids=" ".join,
 )

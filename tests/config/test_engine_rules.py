@@ -46,6 +46,7 @@ def test_what_is_said_of_files_is_refused_where_there_are_none(name, value, tran
 
 def test_options_of_the_engine_torch_say_where_they_belong():
     assert "vLLM decides how many sequences it samples at once" in refusal(max_sequences=8)
+    assert "vLLM sizes its own cache" in refusal(max_cache_tokens=8)
 
 
 def test_a_temperature_that_vllm_does_not_take_is_refused_before_anything_starts():

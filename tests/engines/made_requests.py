@@ -12,8 +12,8 @@ def request(prompt, seeds=(1,), *, length=8, **sampling):
     return GenerateRequest(tuple(prompt), tuple(seeds), Sampling(max_response_tokens=length, **sampling))
 
 
-def engine_of(model, *, stop=(), max_sequences=64):
-    return TorchEngine(model, stop_token_ids=stop, max_sequences=max_sequences)
+def engine_of(model, *, stop=(), max_sequences=64, **options):
+    return TorchEngine(model, stop_token_ids=stop, max_sequences=max_sequences, **options)
 
 
 async def answers(engine, requests):

@@ -9,7 +9,7 @@ import tiny_models
 import torch
 from made_requests import DEADLINE_S, engine_of, request, run
 
-from strop.types import GuardError
+from strop.types import GuardError, UserError
 
 STOP = [2, 5, 11]  # of 37 tokens: responses end at many lengths
 MIXED = [
@@ -114,6 +114,37 @@ def test_more_requests_than_slots_all_finish_and_are_counted():
     found = run(engine, *(request([i % 30 + 3], seeds=(i, i + 100), length=1 + i % 5) for i in range(25)))
     assert all(len(group) == 2 for group in found)
     assert engine.num_sampled_tokens == sum(len(c.tokens) for group in found for c in group)
+
+
+@pytest.mark.parametrize("most", [40, 20, 10, None])
+def test_a_bound_on_the_cache_holds_and_changes_no_token(most, monkeypatch):
+    """Requests of 9 or 10 positions, then of 7, then one of 10 beside two of 5, of which one is left
+    over."""
+    requests = [request([3] * n, seeds=range(5), length=6) for n in (3, 4)], [request([5], seeds=range(5), length=6)]
+    requests = (*requests, [request([3] * 4, seeds=(1,), length=6), request([4], seeds=(2, 3), length=4)])
+    plain = engine_of(tiny_models.llama(), stop=STOP)
+    engine = engine_of(tiny_models.llama(), stop=STOP, max_cache_tokens=most)
+    made, kind = [], engine._decoder_kind
+
+    def decoder(model, *, num_slots, prompt_width, response_width):
+        made.append((num_slots, prompt_width + response_width))
+        return kind(model, num_slots=num_slots, prompt_width=prompt_width, response_width=response_width)
+
+    monkeypatch.setattr(engine, "_decoder_kind", decoder)
+    for some in requests:
+        assert_same(run(engine, *some), run(plain, *some))
+    assert all(most is None or slots * width <= most for slots, width in made)
+    expected = {40: [(4, 10), (5, 7), (4, 10)], 20: [(2, 10), (4, 5)], 10: [(1, 10), (2, 5)], None: [(64, 10)]}
+    assert made == expected[most]
+
+
+def test_a_request_that_does_not_fit_the_bound_is_refused_and_others_are_answered():
+    engine = engine_of(tiny_models.llama(), stop=STOP, max_cache_tokens=10)
+    with pytest.raises(
+        UserError, match=r"engine.max_cache_tokens must hold .* got 10 for 5 prompt tokens \+ 6 response"
+    ):
+        run(engine, request([3] * 5, length=6))
+    assert len(run(engine, request([3] * 4, length=6))) == 1
 
 
 def test_completions_come_in_the_order_of_the_seeds():
@@ -224,3 +255,58 @@ def test_one_broken_token_row_is_caught_when_it_is_read():
         model.model.embed_tokens.weight[9] = math.inf
     with pytest.raises(GuardError):
         run(engine_of(model), request([9], length=2))
+
+
+# ---- prompts that samples share --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("max_sequences", [2, 3, 64])
+def test_a_prompt_is_read_once_for_all_samples_of_its_group_however_few_start_together(max_sequences, monkeypatch):
+    """Three groups of five samples of unequal length; the same again after other weights came."""
+    model = tiny_models.llama()
+    engine = engine_of(model, stop=STOP, max_sequences=max_sequences)
+    prompts, seeds, kind = [(3, 4, 5), (6, 7), (8, 9, 10)], range(5), engine._decoder_kind
+    read = []
+
+    class Counting(kind):
+        def _take_place(self, key, place):
+            read.append(key)
+            super()._take_place(key, place)
+
+    monkeypatch.setattr(engine, "_decoder_kind", Counting)
+    requests = [request(prompt, seeds=seeds, length=9) for prompt in prompts]
+    assert_same(run(engine, *requests), [run(engine_of(model, stop=STOP), r)[0] for r in requests])
+    assert sorted(read) == sorted(prompts)
+    with torch.no_grad():
+        model.lm_head.weight.mul_(1.5)
+    assert_same(run(engine, *requests), [run(engine_of(model, stop=STOP), r)[0] for r in requests])
+    assert sorted(read) == sorted([*prompts, *prompts])
+
+
+def test_weights_that_come_while_samples_are_in_flight_read_a_prompt_again_for_those_that_begin_later():
+    """The other samples of the prompt have begun with the old ones."""
+    old, new = tiny_models.llama(), tiny_models.llama(seed=1)
+    prompt, long = request([3, 4, 5], seeds=(1, 2), length=4), request([6, 7], seeds=(3,), length=40)
+
+    async def work():
+        engine = engine_of(old, max_sequences=2)
+        first, other = asyncio.create_task(engine.generate(prompt)), asyncio.create_task(engine.generate(long))
+        for _ in range(3):
+            await asyncio.sleep(0)
+        later = asyncio.create_task(engine.generate(request([3, 4, 5], seeds=(9,), length=4)))
+        await engine.update_weights(new.named_parameters(), 1)
+        await first
+        await other
+        return await later
+
+    (found,), ((wanted,),) = asyncio.run(work()), run(engine_of(new), request([3, 4, 5], seeds=(9,), length=4))
+    assert found.tokens == wanted.tokens
+    assert found.logprobs == pytest.approx(wanted.logprobs, abs=1e-5)
+
+
+def test_a_group_holds_its_prompt_once_in_the_cache():
+    engine = engine_of(tiny_models.llama(), max_sequences=8)
+    run(engine, request(range(3, 23), seeds=range(8), length=4))
+    layer = engine._decoder._cache.layers[0]
+    assert (layer.prompt_keys.shape[0], layer.prompt_keys.shape[2]) == (1, 20)
+    assert (layer.keys.shape[0], layer.keys.shape[2]) == (8, 4)

@@ -59,9 +59,9 @@ class Watching(QuietConsole):
         super().__init__()
         self.seen, self._ended = [], ended
 
-    def phase(self, name, total):
+    def phase(self, name, total, **more):
         self.seen.append((name, self._ended.is_set()))
-        return super().phase(name, total)
+        return super().phase(name, total, **more)
 
 
 def test_the_next_step_is_made_while_a_checkpoint_is_written(small, tmp_path, monkeypatch):

@@ -5,6 +5,7 @@ import types
 
 from strop.config import TrainConfig, make_config
 from strop.observe.console import QuietConsole
+from strop.rewards.scorer import Unscored
 from strop.rollout import mix_seed
 from strop.runtime.collect import gather_groups
 from strop.types import Completion, Prompt
@@ -34,7 +35,7 @@ def test_seeds_follow_from_the_seed_the_step_and_the_place_in_it():
         engine=Engine(),
         cursor=types.SimpleNamespace(take=lambda n: list(range(n)), metrics=dict),
         filters=lambda groups: types.SimpleNamespace(groups=groups, dropped={}),
-        scorer=lambda rollouts, advance: types.SimpleNamespace(rollouts=rollouts, metrics={}),
+        scorer=Unscored(),
         console=QuietConsole(),
         decode=lambda tokens: "",
         waiting=(),

@@ -88,9 +88,12 @@ _REASONS: dict[str, str] = {
         --attn-implementation --hybrid-override-pattern --mamba-num-heads --mamba-head-dim --mamba-state-dim
         --mamba-num-groups""",
     "strop goes on from a checkpoint's own step: strop train CONFIG --resume.": "--start-rollout-id",
-    "strop's servers are vLLM's, started by strop or named in engine.addresses; lost ones are brought back without a flag.": """
-        --rollout-external-engine-addrs --use-slime-router --use-fault-tolerance --rollout-health-check-interval
-        --rollout-health-check-timeout --rollout-health-check-first-wait --rollout-cleanup-timeout --rollout-session-id
+    "strop spreads prompts over its servers by itself: there is no router.": "--use-slime-router",
+    "strop notices a lost server by a request that fails, and brings it back: there are no health checks to set.": """
+        --use-fault-tolerance --rollout-health-check-interval --rollout-health-check-timeout
+        --rollout-health-check-first-wait""",
+    "strop's servers are vLLM's, started by strop or named in engine.addresses: none of SGLang's is asked.": """
+        --rollout-external-engine-addrs --rollout-cleanup-timeout --rollout-session-id
         --http-proxy --use-distributed-post""",
     "strop's processes have the environment of the command: set it there.": "--train-env-vars",
     "strop samples with the newest weights; old log-probabilities are taken before a batch's first update, without a copy.": """
@@ -119,9 +122,10 @@ _REASONS: dict[str, str] = {
         --ci-test --ci-disable-kl-checker --ci-train-rollout-logprob-abs-diff-threshold --ci-save-grad-norm
         --ci-load-grad-norm""",
     "strop stops at a loss or gradient that is not finite, always.": "--no-check-for-nan-in-loss-and-grad",
-    "strop has no recorder of memory or time.": """
-        --memory-snapshot-dir --memory-snapshot-num-steps --memory-recorder --record-memory-history --profile-target
-        --use-pytorch-profiler --profile-step-start --profile-step-end --profile""",
+    "strop has no recorder of memory.": """
+        --memory-snapshot-dir --memory-snapshot-num-steps --memory-recorder --record-memory-history""",
+    "strop's profiler traces the steps after the first one, as many as run.profile_steps says: set it.": """
+        --profile-target --use-pytorch-profiler --profile-step-start --profile-step-end --profile""",
     "strop keeps rollouts in memory, and needs no threads for files of them.": "--rollout-io-concurrency",
     "strop's adapters (LoRA) are the table [lora], which this command does not fill in: set lora.rank.": """
         --use-lora --lora-rank --lora-alpha --lora-target-preset --lora-weight-decay --lora-learning-rate --lora-load

@@ -19,6 +19,7 @@ _ONLY_FOR = {
     "metrics": ("source_key", "success_reward"),
     "forward passes": (
         "max_sequences",
+        "max_cache_tokens",
         "max_tokens_per_micro_batch",
         "layout",
         "activation_checkpointing",

@@ -21,9 +21,11 @@ def before_the_loss(now: Values, small: Values, folder: Path) -> Values:
             found[f"filter.{name}"] = f"{folder}/scorer.py:keeps_{name}"
     if now["rollout.prompts_per_round"] is not None:
         found["rollout.prompts_per_round"] = 2 * small["rollout.prompts_per_step"]
+    long_enough = group_size * (4096 + len(now["data.system_prompt"] or "") + limit)
     if now["rollout.max_tokens_in_flight"] is not None:
-        long_enough = group_size * (4096 + len(now["data.system_prompt"] or "") + limit)
         found["rollout.max_tokens_in_flight"] = max(now["rollout.max_tokens_in_flight"], long_enough)
+    if now.get("engine.max_cache_tokens") is not None:
+        found["engine.max_cache_tokens"] = max(now["engine.max_cache_tokens"], long_enough)
     if now.get("length_penalty.buffer_tokens") is not None:
         found["length_penalty.buffer_tokens"] = min(now["length_penalty.buffer_tokens"], limit)
     if "length_penalty.target_tokens" in now:

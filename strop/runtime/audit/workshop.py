@@ -182,6 +182,7 @@ def supplied(path: str, now: dict[str, Any], folder: Path) -> tuple[Any, ...]:
         "reward_key": ("one", "two"),
         "max_length_tokens": (7, 9),
         "max_tokens_in_flight": (100, 700, 100_000),
+        "max_cache_tokens": (100, 700, 100_000),
         "weights": ({}, {"one": 1.0, "two": 0.5}),
         "source_weights": ({}, dict(zip(SOURCES, (1.0, 4.0), strict=True))),
         "name": ("chain_sum", "basic_arithmetic"),

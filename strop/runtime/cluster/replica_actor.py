@@ -29,7 +29,7 @@ class ReplicaActor:
         number: of the replica.
         options: `[model]`.
         stop_token_ids: ids that end a response.
-        max_sequences: slots.
+        engine: what the engine `torch` takes beside.
         num_threads: of torch.
         folder: to work in, where there is such a folder.
         variables: of the environment, set before torch is imported.
@@ -41,7 +41,7 @@ class ReplicaActor:
         options: ModelOptions,
         *,
         stop_token_ids: frozenset[int],
-        max_sequences: int,
+        engine: Mapping[str, Any],
         num_threads: int,
         folder: str,
         variables: Mapping[str, str],
@@ -55,7 +55,7 @@ class ReplicaActor:
             os.chdir(folder)
         set_threads(num_threads)
         model = load_model(options).model
-        self._engine = TorchEngine(model, stop_token_ids=stop_token_ids, max_sequences=max_sequences)
+        self._engine = TorchEngine(model, stop_token_ids=stop_token_ids, **engine)
 
     def __repr__(self) -> str:
         return f"replica {self._number}"

@@ -169,7 +169,7 @@ class ReplicaEngine:
             number,
             config.model,
             stop_token_ids=self._stop,
-            max_sequences=config.engine.max_sequences,
+            engine=config.engine.of_each,
             num_threads=int(bundle["CPU"]),
             folder=os.getcwd(),
             variables={} if bundle.get("GPU") else NO_GPU,
