@@ -91,7 +91,9 @@ def test_a_killed_rank_is_named_and_the_run_ends_as_if_none_had_been(cluster, sm
     assert f"(process {pids[0]}) was lost: The actor is dead because its worker process has died" in done.out
     assert len(pids) == 2
     assert pids[0] != pids[1]
-    assert [done.out.count(f" step {step}/4 ") for step in (1, 2)] == [1, 1]  # from the checkpoint of step 2
+    assert (
+        done.out.count(" step 1/4 ") == 1
+    )  # from a checkpoint: of step 2, or of step 1 if rank 0 was writing that still
     check_same(tmp_path / "run", alone[2])
 
 
