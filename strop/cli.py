@@ -66,6 +66,15 @@ def _with_resume(command: Callable[..., Any]) -> Callable[..., Any]:
     return resume(allow(command))
 
 
+def _with_cluster(command: Callable[..., Any]) -> Callable[..., Any]:
+    return click.option(
+        "--cluster",
+        metavar="ADDRESS",
+        help="Run on a Ray cluster, each of trainer.num_processes an actor: ray://HOST:10001, HOST:6379, auto (inside of a Ray "
+        "job, or on a machine of a cluster), or local (one of this machine, for this run alone).",
+    )(command)
+
+
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(__version__, prog_name="strop")
 def cli() -> None:
@@ -79,6 +88,7 @@ def cli() -> None:
 @cli.command(cls=_Resumable, context_settings=_ANY_FLAGS, epilog=_OPTIONS_HELP)
 @click.argument("config", type=click.Path(path_type=Path))
 @_with_resume
+@_with_cluster
 @click.option(
     "--from-rollouts",
     type=click.Path(path_type=Path),
@@ -91,6 +101,7 @@ def train(
     config: Path,
     resume: str | None,
     allow_change: tuple[str, ...],
+    cluster: str | None,
     from_rollouts: Path | None,
     flags: tuple[str, ...],
 ) -> None:
@@ -100,39 +111,52 @@ def train(
     steps and saves (exit code 130); a second one stops at once.
     """
     allowed = _allowed("train", allow_change, resume)
-    loaded = _load(config, flags, "train", runs=True, from_rollouts=from_rollouts)
-    from strop.observe.console import TerminalConsole
+    loaded = _load(config, flags, "train", runs=_is_here(cluster), from_rollouts=from_rollouts)
     from strop.runtime import train as run
 
-    interrupts.check()
-
-    console = TerminalConsole(title=config.stem)
-    with console.live():
-        result = run(loaded, resume=resume or False, allow_change=allowed, console=console)
-    if result.interrupted:
-        sys.exit(130)
+    _run_steps(run, loaded, resume, allowed, cluster, title=config.stem)
 
 
 @cli.command(cls=_Resumable, context_settings=_ANY_FLAGS, epilog=_OPTIONS_HELP)
 @click.argument("config", type=click.Path(path_type=Path))
 @_with_resume
+@_with_cluster
 @_with_flags
-def sft(config: Path, resume: str | None, allow_change: tuple[str, ...], flags: tuple[str, ...]) -> None:
+def sft(
+    config: Path, resume: str | None, allow_change: tuple[str, ...], cluster: str | None, flags: tuple[str, ...]
+) -> None:
     """Fine-tune a model on demonstrations: conversations, or prompts with their responses.
 
     Writes runs/NAME: config.toml, objective.txt, metrics.jsonl, model/, best/ (with [validation.data]) and report.html. Ctrl-C
     stops between two steps and saves (exit code 130); a second one stops at once.
     """
     allowed = _allowed("sft", allow_change, resume)
-    loaded = _load(config, flags, "sft", runs=True)
-    from strop.observe.console import TerminalConsole
+    loaded = _load(config, flags, "sft", runs=_is_here(cluster))
     from strop.runtime import sft as run
 
-    interrupts.check()
+    _run_steps(run, loaded, resume, allowed, cluster, title=config.stem)
 
-    console = TerminalConsole(title=config.stem)
-    with console.live():
-        result = run(loaded, resume=resume or False, allow_change=allowed, console=console)
+
+def _is_here(cluster: str | None) -> bool:
+    """Whether files that a config names have to be on this machine."""
+    return cluster in (None, "local")
+
+
+def _run_steps(
+    run: Callable[..., Any], config: Any, resume: str | None, allowed: Any, cluster: str | None, *, title: str
+) -> None:
+    """Train or fine-tune here or on a cluster; exit code 130 where that was interrupted."""
+    from strop.observe.console import TerminalConsole
+
+    interrupts.check()
+    console, given = TerminalConsole(title=title), {"resume": resume or False, "allow_change": allowed}
+    if cluster is None:
+        with console.live():
+            result = run(config, **given, console=console)
+    else:
+        from strop.runtime.cluster.driver import run_on_cluster
+
+        result = run_on_cluster(cluster, run, config, **given, console=console)
     if result.interrupted:
         sys.exit(130)
 

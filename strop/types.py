@@ -80,6 +80,10 @@ class WaitError(StropError):
     """A wait came to its limit: the message names what was waited for."""
 
 
+class LostRankError(WaitError):
+    """A process of the trainer has ended, or does not answer; the step was not made."""
+
+
 class EngineError(StropError):
     """An engine gave something else than what it was asked for."""
 
@@ -261,6 +265,10 @@ class Engine(Protocol):
 
     async def update_weights(self, weights: WeightSource, policy_version: int) -> StepMetrics:
         """Sample from these weights from now on; what carrying them took, as metrics. Whole, or an error and not at all."""
+        ...
+
+    async def rest(self) -> None:
+        """Nothing is asked for until the trainer has made a step: what the step could use may be given up until then."""
         ...
 
     async def close(self) -> None: ...

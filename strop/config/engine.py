@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -22,6 +22,13 @@ class TorchEngineOptions(Options):
     max_sequences: int = Field(
         default=64, ge=1, le=65536, description="Sequences sampled at the same time; the others wait for a free slot."
     )
+    num_replicas: int = Field(
+        default=0,
+        ge=0,
+        le=4096,
+        description="Samplers with a copy of the model of their own, each an actor of the cluster that --cluster names, with "
+        "max_sequences of its own; 0: rank 0 samples from its own weights.",
+    )
     max_cache_tokens: int | None = Field(
         default=None,
         ge=1,
@@ -29,11 +36,20 @@ class TorchEngineOptions(Options):
         "with the longest prompt and response. none: engine.max_sequences alone says how many.",
     )
 
+    @property
+    def of_each(self) -> dict[str, Any]:
+        """Of one sampler, by the names that it takes them under."""
+        return {name: value for name, value in self.bound().items() if name != "num_replicas"}
+
 
 class VLLMEngineOptions(Options):
     """Samples in vLLM servers, which are given new weights after each step. Without addresses strop starts them itself."""
 
-    why_not: ClassVar[dict[str, str]] = {"max_sequences": _OF_SERVERS, "max_cache_tokens": _CACHE_OF_SERVERS}
+    why_not: ClassVar[dict[str, str]] = {
+        "max_sequences": _OF_SERVERS,
+        "max_cache_tokens": _CACHE_OF_SERVERS,
+        "num_replicas": "has none: engine.num_servers says how many servers sample",
+    }
 
     kind: Literal["vllm"] = "vllm"
     addresses: tuple[str, ...] = Field(
@@ -41,7 +57,12 @@ class VLLMEngineOptions(Options):
         description="http://host:port of each server that is there already; prompts are spread over them. []: strop starts "
         "servers itself.",
     )
-    num_servers: int = Field(default=1, ge=1, le=64, description="How many servers strop starts on this machine.")
+    num_servers: int = Field(
+        default=1,
+        ge=1,
+        le=64,
+        description="How many servers strop starts: on this machine, or on the nodes of a cluster (--cluster).",
+    )
     python: str = Field(
         default=".venv-vllm/bin/python",
         description="Python executable of the environment that has vLLM, for the servers that strop starts (make vllm-env).",
@@ -72,6 +93,11 @@ class VLLMEngineOptions(Options):
         description="What becomes of samples in flight when new weights come: they go on with them, they end first, or they "
         "end where they are (finish reason abort).",
     )
+    sleep: bool = Field(
+        default=False,
+        description="While the trainer works the servers keep their weights in host memory and give up that of their GPUs, so "
+        "that both can have the same ones; on a cluster they are then placed with the ranks.",
+    )
     transfer: Literal["files", "nccl", "ipc"] = Field(
         default="files",
         description="How weights reach the servers: as safetensors files that both sides can read, from GPU to GPU (nccl), or "
@@ -85,6 +111,13 @@ class VLLMEngineOptions(Options):
         default=False,
         description="Write only what changed, for a slow disk or network. Both sides then hold a copy of all weights.",
     )
+
+    @property
+    def gpus_per_server(self) -> int:
+        """GPUs that server_args ask for, for one server."""
+        words = [word for arg in self.server_args for word in arg.split("=", 1)]
+        given = [words[at + 1] for at, word in enumerate(words[:-1]) if word in ("--tensor-parallel-size", "-tp")]
+        return int(given[-1]) if given and given[-1].isdigit() else 1
 
     def problems(self) -> Iterator[Problem]:
         for address in self.addresses:

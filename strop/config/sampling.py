@@ -45,6 +45,13 @@ class RolloutOptions(Options):
         gt=0,
         description="Seconds without a finished prompt after which sampling is taken to be stuck, and the run stops.",
     )
+    num_scorers: int = Field(
+        default=0,
+        ge=0,
+        le=4096,
+        description="Actors of the cluster that --cluster names, among which the rollouts of a step are divided to be scored, "
+        "each with the scorer and the workers that [reward] asks for; 0: the machine of rank 0 scores.",
+    )
     from_folder: str | None = Field(
         default=None,
         description="Train on the rollouts that strop train or strop rollout wrote to this folder, in their order and with "

@@ -12,7 +12,7 @@ from strop.config.base import Derived, Idle, Problem
 from strop.config.critic import CriticOptions
 from strop.config.engine import VLLM_HOTTEST
 from strop.config.filtering import PerTokenPenaltyOptions, SoftOverlongOptions
-from strop.config.sampling import rewarded_per
+from strop.config.sampling import FunctionRewardOptions, SlimeRewardOptions, rewarded_per
 from strop.config.training import AdamWOptions, ModelOptions, TorchTrainerOptions
 
 if TYPE_CHECKING:
@@ -29,11 +29,18 @@ def problems(config: TrainConfig) -> Iterator[Problem]:
     yield from distillation.problems_beside(config)
     yield from _guards(config)
     yield from _engine(config)
+    yield from _scorers(config)
     yield from processes_fit(config.trainer, config.model)
 
 
 def _engine(config: TrainConfig) -> Iterator[Problem]:
     if config.engine.kind != "vllm":
+        if config.lora.is_on and config.engine.num_replicas:
+            yield Problem(
+                "engine.num_replicas",
+                f"must be 0 with lora.rank = {config.lora.rank}, got {config.engine.num_replicas}: replicas are given whole "
+                "weights, and adapters are not added to them yet.",
+            )
         return
     if config.lora.is_on:
         yield Problem(
@@ -48,6 +55,18 @@ def _engine(config: TrainConfig) -> Iterator[Problem]:
                 f"{table}temperature",
                 f"must be at most {VLLM_HOTTEST:g} with engine.kind = vllm, got {temperature:g}: its servers take no other.",
             )
+
+
+def _scorers(config: TrainConfig) -> Iterator[Problem]:
+    reward, number = config.reward, config.rollout.num_scorers
+    is_batched = isinstance(reward, FunctionRewardOptions | SlimeRewardOptions) and reward.batched
+    if number and (reward.kind == "none" or is_batched):
+        why = (
+            "there is nothing to score"
+            if reward.kind == "none"
+            else "its function is called once a step, with all rollouts"
+        )
+        yield Problem("rollout.num_scorers", f"must be 0 with such a reward, got {number}: {why}.")
 
 
 def _guards(config: TrainConfig) -> Iterator[Problem]:

@@ -124,6 +124,9 @@ class TorchEngine:
             self._decoder.forget()
         return {}
 
+    async def rest(self) -> None:
+        """It keeps nothing that training could use, beside the trainer's own weights."""
+
     async def close(self) -> None:
         """End what is in flight."""
         if self._driver is not None and not self._driver.done():

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from strop.rewards.ahead import Ahead, AskAhead
-from strop.rewards.reading import Failure, Outcome, Score, ScoreReader
+from strop.rewards.reading import ElsewhereError, Failure, Outcome, Score, ScoreReader
 from strop.types import Metric, RewardError, Rollout, StepMetrics
 
 logger = logging.getLogger("strop")
@@ -115,6 +116,15 @@ class Scorer:
             metrics[name] = Metric("sum", sum(failure.excluded == word for failure in failed.values()))
         return Scored(tuple(scored), metrics | (self._metrics() if self._metrics else {}))
 
+    def outcomes(self, rollouts: Sequence[Rollout]) -> tuple[list[Outcome], StepMetrics]:
+        """What was scored, for a scorer in another process, and this one's own counts."""
+        found = [_portable(outcome) for outcome in self._ask(rollouts, lambda done: None)]
+        return found, self._metrics() if self._metrics else {}
+
+    def spread(self, ask: Ask, metrics: Callable[[], StepMetrics], close: Callable[[], None]) -> Scorer:
+        """This scorer, with outcomes and counts that come from elsewhere."""
+        return Scorer(ask, self.name, self._on_error, has_limits=self._has_limits, metrics=metrics, close=close)
+
     def close(self) -> None:
         """End what the scorer holds open, such as processes."""
         if self._close is not None:
@@ -145,6 +155,13 @@ class Scorer:
         if self._on_error == "zero":
             return replace(rollout, reward=0.0)
         return replace(rollout, reward=None, excluded=outcome.excluded)
+
+
+def _portable(outcome: Outcome) -> Outcome:
+    """An outcome whose error another process can read: it has the text of the traceback."""
+    if not isinstance(outcome, Failure) or outcome.error is None or isinstance(outcome.error, ElsewhereError):
+        return outcome
+    return replace(outcome, error=ElsewhereError("".join(traceback.format_exception(outcome.error))))
 
 
 class Unscored(Scorer):

@@ -12,6 +12,7 @@ from strop import interrupts
 from strop.config import TrainConfig
 from strop.observe.console import Console, QuietConsole
 from strop.rewards import make_scorer
+from strop.runtime.cluster.connection import check_has_room
 from strop.runtime.evaluation import Evaluation, answer_all
 from strop.runtime.models import check_stop_token_ids, load_model, set_threads
 from strop.runtime.run_folder import RunFolder
@@ -35,6 +36,7 @@ def evaluate(config: TrainConfig, *, console: Console | None = None) -> Evaluati
     folder = RunFolder(model.parent)
     if model in (folder.model, folder.best) and folder.config.exists():
         folder.check_model(model)
+    check_has_room(config)
     of_run = make_scorer(config.reward)
     with ExitStack() as everything:
         everything.callback(of_run.close)

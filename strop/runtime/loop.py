@@ -42,6 +42,8 @@ async def _train_step(session: Session) -> None:
         session.mark_place()
         _save_if_taken_back(session)
         return
+    if session.engine is not None:
+        await session.engine.rest()
     metrics = make_step(session, rollouts, metrics)
     metrics |= await _share_weights(session)
     session.mark_place()

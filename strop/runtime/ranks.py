@@ -29,7 +29,7 @@ from strop.runtime.rank import (
     meeting_place,
 )
 from strop.trainers import Ranks
-from strop.types import ConfigError, ModelError, StropError, WaitError
+from strop.types import ConfigError, LostRankError, ModelError, StropError, WaitError
 
 if TYPE_CHECKING:
     from strop.trainers.together import TogetherRanks
@@ -87,7 +87,7 @@ def open_ranks(options: TorchTrainerOptions, *, device: torch.device) -> Iterato
     group = _Others(options.process_timeout_s)
     try:
         with _interface():
-            store = meeting_place() if is_launched() else group.start(size)
+            store = group.meet() if is_launched() else group.start(size)
             group.ranks = join(store, 0, size, timeout_s=options.process_timeout_s, lost=group.lost)
         yield group.ranks
     finally:
@@ -143,6 +143,11 @@ class _Others:
         self._store: dist.Store | None = None
         self.ranks: TogetherRanks | None = None
 
+    def meet(self) -> dist.Store:
+        """The place where those that a launcher has started meet."""
+        self._store = meeting_place()
+        return self._store
+
     def start(self, size: int) -> dist.Store:
         """Start the processes, and wait until all have come up; returns the place where all meet."""
         self._store = store = dist.TCPStore(LOOPBACK, 0, is_master=True, wait_for_workers=False)
@@ -183,14 +188,14 @@ class _Others:
             silent = set(others) - set(said)
             ended = next((rank for rank in silent if self._fate(rank)), None)
             if ended is not None:
-                return StropError(f"{self._name(ended)} of the trainer {self._fate(ended)}. The step was not made.")
+                return LostRankError(f"{self._name(ended)} of the trainer {self._fate(ended)}. The step was not made.")
             is_alone = len(silent) == 1 and "imed out" in str(error)  # nobody else has still to say that it waited
             if time.monotonic() > until or not silent or is_alone:
                 break
             time.sleep(0.02)
         if not silent:
             return StropError(f"the processes of the trainer lost one another: {error}")
-        return WaitError(
+        return LostRankError(
             f"{self._names(silent)} of the trainer did not answer within {self._limit}. The step was not made."
         )
 

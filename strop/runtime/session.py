@@ -19,6 +19,7 @@ from strop.rewards import Scorer, label_check, make_scorer
 from strop.rollout import Filters
 from strop.rollout.single_turn import Decode
 from strop.runtime.best import Best
+from strop.runtime.cluster.connection import check_has_room, room_of_run
 from strop.runtime.critics import open_critic
 from strop.runtime.evaluation import Evaluation, HeldOut, response_limit
 from strop.runtime.from_rollouts import RecordedRollouts, open_recorded
@@ -112,8 +113,15 @@ def open_session(config: TrainConfig, console: Console, folder: RunFolder, *, re
     sampled, and the rollouts are those of the run itself."""
     recorded = None if replays else open_recorded(config, console)
     with ExitStack() as processes:
+        check_has_room(config)
         scorer = make_scorer(config.reward)
         processes.callback(scorer.close)
+        if config.rollout.num_scorers:
+            from strop.runtime.cluster.scorers import ScorersOnNodes
+
+            on_nodes = ScorersOnNodes(config, room_of_run(), tell=console.warn)
+            scorer = scorer.spread(on_nodes, on_nodes.take_metrics, on_nodes.close)
+            processes.callback(scorer.close)
         scorers = make_eval_scorers(config, scorer)
         for of_set in scorers.values():
             processes.callback(of_set.close)
@@ -184,6 +192,7 @@ def open_sampling(
 ) -> SamplingSession:
     """The part of a session that samples and scores, from what the config names."""
     filters = Filters(config.filter, looks_at_parts=config.algorithm.advantage.kind == "gdpo")
+    check_has_room(config)
     set_threads(config.trainer.num_threads, num_processes=config.trainer.num_processes)
     check_peft(config.lora)
     interrupts.check()
@@ -261,14 +270,24 @@ def make_engine(config: TrainConfig, loaded: LoadedModel, console: Console) -> E
     for the first sample; `close` ends that."""
     options, model, ids = config.engine, loaded.model, loaded.stop_token_ids
     if isinstance(options, TorchEngineOptions):
-        return TorchEngine(model, stop_token_ids=ids, **options.bound())
+        if options.num_replicas:
+            from strop.runtime.cluster.replicas import ReplicaEngine
+
+            weights = list(model.named_parameters())
+            return ReplicaEngine(config, room_of_run(), weights, stop_token_ids=ids, tell=console.warn)
+        return TorchEngine(model, stop_token_ids=ids, **options.of_each)
     from strop.engines.vllm.engine import VLLMEngine
-    from strop.engines.vllm.process import Served
+    from strop.engines.vllm.process import Served, ServerProcess
 
     on_cpu = next(model.parameters()).device.type == "cpu"
     served = Served(config.model.path, config.model.dtype, on_cpu, config.model.trust_remote_code)
     weights = list(model.named_parameters())
-    return VLLMEngine(options, served, weights, stop_token_ids=ids, tell=console.warn)
+    room, server = room_of_run(), ServerProcess
+    if room is not None and not options.addresses:
+        from strop.runtime.cluster.servers import ServersOnNodes
+
+        server = ServersOnNodes(config, room)
+    return VLLMEngine(options, served, weights, stop_token_ids=ids, tell=console.warn, server=server)
 
 
 def decoder(loaded: LoadedModel) -> Decode:

@@ -143,3 +143,44 @@ def test_without_an_environment_for_vllm_the_message_says_how_to_get_one():
         UserError, match=r"engine\.python must be .*got '/nowhere/python': there is none\. make vllm-env makes one"
     ):
         started("/nowhere/python", answers)
+
+
+def test_servers_that_sleep_while_the_trainer_works_wake_for_weights_and_for_samples(python):
+    async def work(engine):
+        found = [await answers(engine)]
+        await engine.rest()
+        found.append(await answers(engine))  # woken by who asks for samples
+        await engine.rest()
+        await engine.update_weights(tiny_models.llama(7).named_parameters(), 1)
+        found.append(await answers(engine))
+        return found
+
+    before, again, after = started(python, work, num_servers=2, sleep=True)[:3]
+    assert tokens(before) == tokens(again)
+    assert tokens(after) == tokens(run(engine_of(tiny_models.llama(7)), *REQUESTS))
+    assert [(seen["sleep 1"], seen["wake_up"]) for seen in engine_servers.seen()] == [(2, 2)] * 2
+    assert all(
+        "--enable-sleep-mode" in name for seen in engine_servers.seen() for name in seen if name.startswith("started")
+    )
+
+
+def test_a_server_that_is_lost_while_it_sleeps_is_brought_back(python):
+    async def work(engine):
+        await answers(engine)
+        await engine.rest()
+        for pid in children():
+            os.kill(pid, signal.SIGKILL)
+        return await answers(engine)
+
+    found = started(python, work, sleep=True)
+    assert tokens(found) == tokens(run(engine_of(tiny_models.llama()), *REQUESTS))
+
+
+def test_servers_that_need_not_sleep_do_not(python):
+    async def work(engine):
+        await answers(engine)
+        await engine.rest()
+        return await answers(engine)
+
+    started(python, work)
+    assert all("sleep 1" not in seen for seen in engine_servers.seen())

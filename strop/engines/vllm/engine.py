@@ -12,8 +12,8 @@ from strop.config import VLLMEngineOptions
 from strop.engines.fit import check_weights, to_read_twice
 from strop.engines.remote_logprobs import read_prompt_logprobs
 from strop.engines.vllm.device_transfer import transfer_of
-from strop.engines.vllm.fleet import Fleet, together
-from strop.engines.vllm.process import Served
+from strop.engines.vllm.fleet import Fleet, StartServer, together
+from strop.engines.vllm.process import Served, ServerProcess
 from strop.engines.vllm.samples import GENERATE, ForeignWeightsError, read_sample, sample_body
 from strop.engines.vllm.server import FOREIGN, HOW_TO_START, LostError, Server
 from strop.types import (
@@ -42,6 +42,7 @@ class VLLMEngine:
         weights: what is sampled from until others come; looked at when the first sample is asked for.
         stop_token_ids: ids that end a response (they stay its last token).
         tell: told of servers that start, are lost and come back.
+        server: makes what starts a server (see `Fleet`).
     """
 
     def __init__(
@@ -52,11 +53,12 @@ class VLLMEngine:
         *,
         stop_token_ids: Iterable[int],
         tell: Callable[[str], None] = lambda words: None,
+        server: StartServer = ServerProcess,
     ) -> None:
         self.options, self.stop_token_ids, self.policy_version = options, frozenset(stop_token_ids), 0
         self._weights = to_read_twice(weights)
         self._own = {name: tuple(tensor.shape) for name, tensor in self._weights}
-        self._fleet = Fleet(options, served, transfer_of(options), tell=tell)
+        self._fleet = Fleet(options, served, transfer_of(options), tell=tell, server=server)
         self._token = secrets.token_hex(4)  # in labels, so that no two runs have the same
         self._versions: dict[str, int] = {}  # label to policy version
         self._label = ""  # of the weights that all servers hold
@@ -131,6 +133,7 @@ class VLLMEngine:
             ModelError: they are not those of the model; the servers keep what they have.
         """
         await self._open()
+        await self._fleet.wake()
         weights = to_read_twice(weights)
         given = {name: tuple(tensor.shape) for name, tensor in weights}
         check_weights(given, self._own, of="the engine's model")
@@ -156,14 +159,20 @@ class VLLMEngine:
         first, self._first = self._first, {}
         return {name: metric + first[name] if name in first else metric for name, metric in found.items()}
 
+    async def rest(self) -> None:
+        """With `engine.sleep` servers give up the memory of a GPU until weights come or a sample is asked for."""
+        if self.options.sleep and self._label:
+            await self._fleet.rest()
+
     async def close(self) -> None:
         """End what is in flight, the servers that were started, and what was written for them."""
         await self._fleet.close()
         self._label = ""
 
     async def _ready(self) -> None:
-        """Servers are there and hold weights of this run."""
+        """Servers are there, awake, and hold weights of this run."""
         await self._open()
+        await self._fleet.wake()
         if not self._label:
             async with self._giving_first:
                 if not self._label:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import shutil
 import tempfile
-from collections.abc import Callable, Coroutine, Iterable
-from contextlib import AsyncExitStack
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,6 +19,7 @@ from strop.engines.vllm.transfer import WeightTransfer
 from strop.types import EngineError, WeightSource
 
 T = TypeVar("T")
+StartServer = Callable[[str, Sequence[str], Path], Any]  # Python, arguments and log to a server that is not started yet
 _KEEPALIVE_S = 4.0  # below the 5 s after which a server closes a connection that nobody uses
 
 
@@ -30,25 +31,34 @@ class Fleet:
         served: the model that servers begin with.
         transfer: how weights reach them.
         tell: told of what is started, lost and brought back.
+        server: makes what starts a server: of this machine, or one that does what `ServerProcess` does elsewhere.
     """
 
     def __init__(
-        self, options: VLLMEngineOptions, served: Served, transfer: WeightTransfer, *, tell: Callable[[str], None]
+        self,
+        options: VLLMEngineOptions,
+        served: Served,
+        transfer: WeightTransfer,
+        *,
+        tell: Callable[[str], None],
+        server: StartServer = ServerProcess,
     ) -> None:
+        self._server = server
         self.options, self.servers, self.num_restarts = options, list[Server](), 0
         self._served, self._transfer, self._tell = served, transfer, tell
         self._folder: Path | None = None  # of the servers' logs
-        self._processes: dict[str, ServerProcess] = {}  # by address, those that were started here
+        self._processes: dict[str, Any] = {}  # by address, those that were started here
         self._client: httpx2.AsyncClient | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._label = ""  # of the weights that were prepared last
+        self._asleep: set[Server] = set()
 
     async def open(self) -> bool:
         """See to it that servers are there, started or at their addresses. True where that is so only since now: in the first
         call, and in the first one of another event loop."""
         loop = asyncio.get_running_loop()
         if self._loop is not loop:  # a client belongs to the loop that it was made in
-            self._loop, self._client, self.servers, self._opening = loop, None, [], asyncio.Lock()
+            self._loop, self._client, self.servers, self._opening, self._asleep = loop, None, [], asyncio.Lock(), set()
         async with self._opening:
             if self.servers:
                 return False
@@ -59,15 +69,19 @@ class Fleet:
             timeout_s = self.options.request_timeout_s
             addresses = self.options.addresses or self._processes
             servers = [Server(self._client, address, timeout_s=timeout_s) for address in addresses]
-            await together(map(self._until_up, servers))
+            try:
+                await together(map(self._until_up, servers))
+            except LostError as error:
+                raise EngineError(f"a vLLM server was lost before it was up: {error}") from error
             self.servers = servers
             return True
 
     def _start_processes(self) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="strop-vllm-"))
         args = [*server_command(self._served, backend=self._transfer.backend), *self.options.server_args]
+        args += ["--enable-sleep-mode"] if self.options.sleep else []
         for place in range(self.options.num_servers):
-            process = ServerProcess(self.options.python, args, self._folder / f"server-{place}.log")
+            process = self._server(self.options.python, args, self._folder / f"server-{place}.log")
             self._processes[process.address] = (
                 process  # before it starts, so that it ends whatever becomes of the next one
             )
@@ -137,6 +151,8 @@ class Fleet:
             try:
                 if process is not None and not await server.is_healthy():
                     await asyncio.to_thread(process.start)
+                    self._processes[process.address] = self._processes.pop(server.address)
+                    server.address = process.address  # another one where it had to move
                     self._tell(f"{server!r} starts again; its log is {process.log}")
                 await self._until_up(server)
                 server.generation += 1  # before it is given anything: a group of the one before is not this one's
@@ -146,6 +162,29 @@ class Fleet:
                 continue
             self.num_restarts += 1
             return num_bytes
+
+    async def rest(self) -> None:
+        """Have all servers keep their weights in host memory, and nothing on a GPU."""
+        self._asleep = set(self.servers)
+        await together(map(self._rest, self.servers))
+
+    async def _rest(self, server: Server) -> None:
+        with suppress(LostError):  # which is seen when it is woken
+            await server.ask("POST", "/sleep", level="1")
+
+    async def wake(self) -> None:
+        """Have those that rest be as before; one that was lost meanwhile is brought back."""
+        if self._asleep:
+            async with self._opening:
+                await together(map(self._wake, self._asleep))
+                self._asleep = set()
+
+    async def _wake(self, server: Server) -> None:
+        generation = server.generation
+        try:
+            await server.ask("POST", "/wake_up")
+        except LostError as error:
+            await self.bring_back(server, generation, str(error))
 
     async def close(self) -> None:
         """End the servers that were started, and remove what was written for all of them."""

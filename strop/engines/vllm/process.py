@@ -55,16 +55,17 @@ class ServerProcess:
         python: executable of the environment that has vLLM.
         args: of `server_command` and of the user.
         log: file for what it prints.
+        host: the address of this machine at which it listens.
     """
 
-    def __init__(self, python: str, args: Sequence[str], log: Path) -> None:
-        self.log, self._python, self._args = log, python, list(args)
+    def __init__(self, python: str, args: Sequence[str], log: Path, *, host: str = "127.0.0.1") -> None:
+        self.log, self._python, self._args, self._host = log, python, list(args), host
         self._process: subprocess.Popen[bytes] | None = None
-        self.port = _free_port()
+        self.port = _free_port(host)
 
     @property
     def address(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"http://{self._host}:{self.port}"
 
     def start(self) -> None:
         """Start it. One that runs still is ended first.
@@ -80,7 +81,7 @@ class ServerProcess:
                 "none. make vllm-env makes one in .venv-vllm; for a server that runs already set engine.addresses."
             )
         environment = {**_ENVIRONMENT, **os.environ, **_OF_OURS}
-        command = [python, str(REMOTE / "strop_vllm.py"), *self._args, "--host", "127.0.0.1", "--port", str(self.port)]
+        command = [python, str(REMOTE / "strop_vllm.py"), *self._args, "--host", self._host, "--port", str(self.port)]
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment, start_new_session=True
@@ -118,7 +119,7 @@ def _signal(group: int, number: int) -> None:
         os.killpg(group, number)
 
 
-def _free_port() -> int:
+def _free_port(host: str) -> int:
     with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
+        found.bind((host, 0))
         return found.getsockname()[1]

@@ -21,7 +21,7 @@ _PROXY = """
 import http.client, http.server, json, os, sys, threading
 
 name, targets, given = sys.argv[1], sys.argv[2].split(","), sys.argv[4:]
-port = int(given[given.index("--port") + 1])
+host, port = given[given.index("--host") + 1], int(given[given.index("--port") + 1])
 
 def ask(method, path, body):
     connection = http.client.HTTPConnection(targets[0])
@@ -55,7 +55,7 @@ def end():
     os._exit(0)
 
 threading.Thread(target=end, daemon=True).start()
-server = Server(("127.0.0.1", port), Handler)
+server = Server((host, port), Handler)
 status, place = ask("POST", "/audit_started", json.dumps(" ".join([name, *(word for word in given if word != str(port))])))
 targets = targets[int(place) % len(targets):]
 server.serve_forever()

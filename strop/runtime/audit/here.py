@@ -15,6 +15,8 @@ def why_not_here(path: str) -> str:
         return "this machine has one GPU"
     if path in ("model.device", "distillation.teacher_device") and not torch.cuda.is_available():
         return "this machine has no device but the CPU"
+    if path in ("engine.num_replicas", "rollout.num_scorers"):
+        return "these are actors of a cluster, which an audit does not start"
     if path == "engine.transfer" and not torch.cuda.is_available():
         return "this machine has no GPU to carry weights from"
     return ""

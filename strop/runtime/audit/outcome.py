@@ -34,6 +34,7 @@ _ONLY_FOR = {
         "python",
         "server_args",
         "pause_mode",
+        "sleep",
         "transfer_folder",
         "transfer_changes_only",
     ),

@@ -68,6 +68,7 @@ def _fixed(config: TrainConfig | SFTConfig, folder: Path) -> Values:
     changed |= {"model.path": str(folder / "model"), "run.folder": str(folder / "run")}
     changed["trainer.num_threads"] = 1  # of a model this small more threads only wait for one another
     changed |= {"trainer.num_processes": 1, "trainer.process_timeout_s": type(config.trainer)().process_timeout_s}
+    changed |= {path: 0 for path in ("engine.num_replicas", "rollout.num_scorers") if now.get(path)}  # of a cluster
     if now["model.device"] != "auto":
         changed["model.device"] = "cpu"
     for path, value in now.items():

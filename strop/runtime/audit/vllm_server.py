@@ -105,6 +105,12 @@ class StandIn:
             self._is_paused = False
             self._changed.notify_all()
 
+    def _on_sleep(self, body: Any, query: dict[str, str]) -> None:
+        self.seen[f"sleep {query['level']}"] += 1
+
+    def _on_wake_up(self, body: Any, query: dict[str, str]) -> None:
+        self.seen["wake_up"] += 1
+
     def _on_start_weight_update(self, body: Any, query: dict[str, str]) -> None:
         if self._is_updating:
             raise Refused(500, "A weight update is already active.")
