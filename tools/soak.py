@@ -66,9 +66,9 @@ def train_in_fork(config: object, out: TextIO, *, max_file_bytes: int | None, ai
 
     class Telling(QuietConsole):
         @contextmanager
-        def phase(self, name: str, total: int) -> Iterator[None]:
+        def phase(self, name: str, total: int, *, is_idle: bool = False) -> Iterator[None]:
             print(name, file=out, flush=True)
-            with super().phase(name, total):
+            with super().phase(name, total, is_idle=is_idle):
                 yield
 
         def step(self, step: int, num_steps: int, metrics: object) -> None:
