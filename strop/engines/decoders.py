@@ -84,8 +84,7 @@ class SlotDecoder:
         self._dtype = next(model.parameters()).dtype
         num_layers = model.config.get_text_config().num_hidden_layers
         self._cache = Cache(layers=[_SlotLayer(self) for _ in range(num_layers)])
-        names = inspect.signature(model.forward).parameters
-        self._cache_name = "cache" if "cache" in names else "past_key_values"
+        self._cache_name = cache_name(model)
         self.prefill_slots: Tensor | None = None
         self.prefill_rows: Tensor | None = None
         self.decode_rows = self.decode_positions = torch.zeros(0, dtype=torch.int64)
@@ -156,6 +155,11 @@ class RecomputeDecoder:
 
     def forget(self) -> None:
         """All is read again at every step."""
+
+
+def cache_name(model: Any) -> str:
+    """Of the argument by which a model's forward pass takes a cache."""
+    return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
 
 
 def last_logits(model: Any, rows: Sequence[Sequence[int]], device: torch.device, extra: dict[str, Any]) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -13,7 +12,7 @@ from torch import Tensor
 from transformers import AttentionInterface
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from strop.engines.decoders import last_logits
+from strop.engines.decoders import cache_name, last_logits
 
 _NAME = "strop_shared_prompts"
 _KNOWN = {
@@ -40,8 +39,7 @@ class SharedPromptDecoder:
         parameter = next(model.parameters())
         self._device = parameter.device
         self._cache = Cache(layers=[_Layer(self) for _ in range(model.config.get_text_config().num_hidden_layers)])
-        names = inspect.signature(model.forward).parameters
-        self._cache_name = "cache" if "cache" in names else "past_key_values"
+        self._cache_name = cache_name(model)
         self._places: dict[tuple[int, ...], int] = {}  # of prompts in the cache
         self._after: list[Tensor | None] = [None] * num_slots  # logits after each of them
         self._prompt_lengths = torch.zeros(num_slots, dtype=torch.int64)

@@ -13,6 +13,7 @@ from strop.config import CriticOptions, TorchTrainerOptions
 from strop.data.batch import Batch
 from strop.trainers.layout import LayoutKind
 from strop.trainers.layout_choice import Cutter
+from strop.trainers.learner import Learner
 from strop.trainers.ranks import Ranks, everywhere
 from strop.trainers.recompute import Recompute
 from strop.trainers.sharing import RowSizes
@@ -25,7 +26,7 @@ _PREFIX = "critic_"  # of its files in a checkpoint, and of its metrics
 CRITIC_FILE = f"{_PREFIX}weights.safetensors"  # one of them
 
 
-class TorchCritic:
+class TorchCritic(Learner):
     """Learns to foresee returns by AdamW, with the clipped value loss and the token weights of the policy's step.
 
     Args:
@@ -47,7 +48,6 @@ class TorchCritic:
     ) -> None:
         self.model = model.eval()
         self.ranks = ranks or Ranks()
-        self.is_torn = False  # True where `publish` was broken off
         self.options = options
         self._learning, within = self.ranks.place(model)
         self._scorer = ValueScorer(self._learning, within)
@@ -62,11 +62,6 @@ class TorchCritic:
             ranks=self.ranks,
             owner="the critic's ",
         )
-
-    @property
-    def num_steps(self) -> int:
-        """Optimizer steps made."""
-        return self._updates.num_steps
 
     @everywhere
     @torch.no_grad()
@@ -111,28 +106,6 @@ class TorchCritic:
         loss, clipped = ops.value_loss(values, old, returns, eps_clip_value=self.options.eps_clip_value)
         metrics = {"value_clip_fraction": Metric.mean(float(clipped.sum()), clipped.numel())}
         return (weights * loss).sum(), metrics
-
-    @everywhere
-    def publish(self) -> None:
-        """Bring `model` up to date, where it is not itself what learns."""
-        self.is_torn = True
-        self.ranks.publish(self._learning, self.model)
-        self.is_torn = False
-
-    @everywhere
-    def remember(self, *, moments: bool) -> None:
-        """Keep a copy of what the optimizer moves, and with `moments` of what it remembers, to go back to."""
-        self._updates.remember(moments=moments)
-
-    @everywhere
-    def go_back(self) -> None:
-        """Set the weights to what was remembered; moments, too, if they were."""
-        self._updates.go_back()
-
-    @everywhere
-    def forget(self) -> None:
-        """Free what was remembered."""
-        self._updates.forget()
 
     @everywhere
     def snapshot(self) -> Write:

@@ -20,6 +20,7 @@ from strop.trainers.adapters import has_adapters, without_adapters
 from strop.trainers.forward import TokenScorer
 from strop.trainers.layout import LayoutKind
 from strop.trainers.layout_choice import Cutter
+from strop.trainers.learner import Learner
 from strop.trainers.ranks import Ranks, everywhere
 from strop.trainers.recompute import Recompute
 from strop.trainers.sharing import RowSizes
@@ -30,7 +31,7 @@ from strop.types import GuardError, Metric, StepMetrics, WeightSource
 REFERENCE_FILE = "reference.safetensors"  # in a checkpoint, of a run that has one
 
 
-class TorchTrainer:
+class TorchTrainer(Learner):
     """Learns by AdamW on the model it is given; one in bfloat16 by float32 masters of its weights (see MasterWeights).
 
     Of several ranks each has a part of every weight and makes its share of a step's passes; `model` in rank 0 is then a
@@ -59,7 +60,6 @@ class TorchTrainer:
     ) -> None:
         self.model = model.eval()  # no dropout: the sampler has none, and the two must agree
         self.ranks = ranks or Ranks()
-        self.is_torn = False  # True where `publish` was broken off
         self.options = options
         self.max_logprob_gap = max_logprob_gap
         self._watch = watch
@@ -84,11 +84,6 @@ class TorchTrainer:
     def saves_reference(self) -> bool:
         """Does a checkpoint hold the reference? Below adapters it is the model itself."""
         return self._reference is not None
-
-    @property
-    def num_steps(self) -> int:
-        """Optimizer steps made."""
-        return self._updates.num_steps
 
     @everywhere
     def set_total_steps(self, total_steps: int) -> None:
@@ -160,13 +155,6 @@ class TorchTrainer:
         return list(self.model.named_parameters())
 
     @everywhere
-    def publish(self) -> None:
-        """Bring `model` up to date, where it is not itself what learns."""
-        self.is_torn = True
-        self.ranks.publish(self._learning, self.model)
-        self.is_torn = False
-
-    @everywhere
     @torch.no_grad()
     def refresh_reference(self) -> None:
         """Make the policy as it is now the reference, which must be a copy."""
@@ -180,21 +168,6 @@ class TorchTrainer:
         if not self._has_adapters:
             return None
         return fingerprint({name: p for name, p in self.model.named_parameters() if not p.requires_grad})
-
-    @everywhere
-    def remember(self, *, moments: bool) -> None:
-        """Keep a copy of what the optimizer moves, and with `moments` of what it remembers, to go back to."""
-        self._updates.remember(moments=moments)
-
-    @everywhere
-    def go_back(self) -> None:
-        """Set the weights to what was remembered; moments, too, if they were."""
-        self._updates.go_back()
-
-    @everywhere
-    def forget(self) -> None:
-        """Free what was remembered."""
-        self._updates.forget()
 
     @everywhere
     def snapshot(self) -> state.Write:

@@ -3,10 +3,10 @@
 import asyncio
 import subprocess
 import time
-from pathlib import Path
 
 import pytest
 from commands.small_runs import ENVIRONMENT, command_line, metrics, read_lines, same_weights, small_once, strop
+from processes import is_running
 
 from strop.engines import TorchEngine
 
@@ -111,11 +111,3 @@ def kill_when_it_scores(*command):
             next(line for line in process.stdout if line == "judging\n")
         finally:
             process.kill()
-
-
-def is_running(pid):
-    """A zombie has ended too."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False

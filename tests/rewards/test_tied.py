@@ -8,6 +8,7 @@ import threading
 import time
 
 import pytest
+from processes import is_running
 
 from strop.rewards.tied import TiedProcess
 
@@ -30,14 +31,6 @@ from strop.rewards.tied import TiedProcess
 process = TiedProcess([sys.executable, "-I", "-S", "-c", {STUBBORN!r}])
 time.sleep(60)
 """
-
-
-def is_running(pid):
-    try:
-        with open(f"/proc/{pid}/stat") as stat:
-            return stat.read().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 def all_end(pids, limit_s=10.0):

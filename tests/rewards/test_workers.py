@@ -9,6 +9,7 @@ import textwrap
 import time
 
 import pytest
+from processes import is_running
 from written_rollouts import make_rollout
 
 from strop.config.sampling import FunctionRewardOptions, SlimeRewardOptions
@@ -72,15 +73,6 @@ def rollouts_of(*texts):
 
 def rewards(scored):
     return [rollout.reward for rollout in scored.rollouts]
-
-
-def is_running(pid):
-    """A zombie has ended too."""
-    try:
-        with open(f"/proc/{pid}/stat") as stat:
-            return stat.read().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 def soon(claim, *, limit_s=10.0):

@@ -15,6 +15,7 @@ import rank_processes
 import tiny_models
 import torch
 from commands.small_runs import ENVIRONMENT, metrics, read_lines, same_weights, small_once, strop, weights
+from processes import is_running
 from rank_processes import Breaks
 
 from strop.config import TorchTrainerOptions
@@ -247,13 +248,6 @@ def test_no_process_outlives_the_one_that_started_it_even_one_that_hangs(tmp_pat
     while is_running(int(child)):
         assert time.monotonic() < until
         time.sleep(0.02)
-
-
-def is_running(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def test_processes_of_a_launcher_join_the_run_that_rank_0_writes(small, runs, tmp_path, monkeypatch):
