@@ -137,7 +137,9 @@ def test_a_server_that_is_killed_again_while_it_starts_is_started_once_more(pyth
     assert len(starts.read_text()) == 3
     assert [words for words in told if "ended with code -9" in words]
     starts.unlink()
-    with pytest.raises(EngineError, match=r"was lost 2 times in a row .*: the vLLM server of /.* ended with code -9\. Its"):
+    with pytest.raises(
+        EngineError, match=r"was lost 2 times in a row .*: the vLLM server of /.* ended with code -9\. Its"
+    ):
         started(once, work, max_restarts=1)
 
 
