@@ -7,7 +7,13 @@ from strop.config.base import Options
 from strop.config.critic import CriticOptions
 from strop.config.data import DataOptions, DemonstrationOptions, JSONLOptions, ParquetOptions, ReasoningGymOptions
 from strop.config.distillation import DistillationOptions
-from strop.config.engine import EngineOptions, TorchEngineOptions, VLLMEngineOptions
+from strop.config.engine import (
+    EngineOptions,
+    ServedEngineOptions,
+    SGLangEngineOptions,
+    TorchEngineOptions,
+    VLLMEngineOptions,
+)
 from strop.config.evaluation import EvalOptions, EvalSetOptions
 from strop.config.filtering import CurriculumOptions, FilterOptions, LengthPenaltyOptions
 from strop.config.guards import GuardOptions
@@ -56,6 +62,8 @@ __all__ = [
     "RootConfig",
     "RunOptions",
     "SFTConfig",
+    "SGLangEngineOptions",
+    "ServedEngineOptions",
     "TorchEngineOptions",
     "TorchTrainerOptions",
     "TrainConfig",

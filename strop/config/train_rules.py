@@ -10,7 +10,7 @@ from strop.config import distillation
 from strop.config.advantage import NEEDS_GROUP, TAKES_TOKEN_REWARDS
 from strop.config.base import Derived, Idle, Problem
 from strop.config.critic import CriticOptions
-from strop.config.engine import VLLM_HOTTEST
+from strop.config.engine import VLLM_HOTTEST, TorchEngineOptions
 from strop.config.filtering import PerTokenPenaltyOptions, SoftOverlongOptions
 from strop.config.sampling import FunctionRewardOptions, SlimeRewardOptions, rewarded_per
 from strop.config.training import AdamWOptions, ModelOptions, TorchTrainerOptions
@@ -34,7 +34,7 @@ def problems(config: TrainConfig) -> Iterator[Problem]:
 
 
 def _engine(config: TrainConfig) -> Iterator[Problem]:
-    if config.engine.kind != "vllm":
+    if isinstance(config.engine, TorchEngineOptions):
         if config.lora.is_on and config.engine.num_replicas:
             yield Problem(
                 "engine.num_replicas",
@@ -45,9 +45,11 @@ def _engine(config: TrainConfig) -> Iterator[Problem]:
     if config.lora.is_on:
         yield Problem(
             "lora.rank",
-            f"must be none with engine.kind = vllm, got {config.lora.rank}: servers are given whole weights, and adapters are "
-            "not added to them yet.",
+            f"must be none with engine.kind = {config.engine.kind}, got {config.lora.rank}: servers are given whole weights, "
+            "and adapters are not added to them yet.",
         )
+    if config.engine.kind != "vllm":
+        return
     asked = {f"eval.{f'sets.{name}.' if name else ''}": own.temperature for name, own in config.eval.all_sets.items()}
     for table, temperature in {"rollout.": config.rollout.temperature, **asked}.items():
         if temperature is not None and temperature > VLLM_HOTTEST:

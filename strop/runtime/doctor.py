@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from strop import __version__
-from strop.config import VLLMEngineOptions
+from strop.config import SGLangEngineOptions, VLLMEngineOptions
 from strop.rewards.jail import Jail, describe
 from strop.runtime.ranks import check_several
 from strop.types import ConfigError, RewardError
@@ -35,7 +35,8 @@ def examine() -> Iterator[str]:
         yield f"  cuda:{index} {properties.name}, {properties.total_memory / 2**30:.0f} GiB"
     yield "engines:"
     yield "  torch   yes: in this process"
-    yield f"  vllm    yes: {_about_servers()}"
+    yield f"  vllm    yes: {_about_servers(VLLMEngineOptions().python, 'make vllm-env')}"
+    yield f"  sglang  yes: {_about_servers(SGLangEngineOptions().python, 'pip install sglang into .venv-sglang')}"
     yield "trainers:"
     yield f"  torch   yes: {_about_processes()}"
     yield f"reward.kind = code: {_about_programs()}"
@@ -43,13 +44,12 @@ def examine() -> Iterator[str]:
         yield "data.kind = reasoning_gym: no; pip install 'strop[tasks]'"
 
 
-def _about_servers() -> str:
-    """Which servers of vLLM a run from this folder can have."""
-    python = VLLMEngineOptions().python
+def _about_servers(python: str, install: str) -> str:
+    """Which servers a run from this folder can have."""
     there = "in servers that are there already (engine.addresses)"
     if Path(python).exists():
         return f"{there}, or that strop starts with {python}"
-    return f"{there}; for those that strop starts make vllm-env, or name engine.python"
+    return f"{there}; for those that strop starts {install}, or name engine.python"
 
 
 def _about_processes() -> str:

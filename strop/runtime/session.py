@@ -276,18 +276,18 @@ def make_engine(config: TrainConfig, loaded: LoadedModel, console: Console) -> E
             weights = list(model.named_parameters())
             return ReplicaEngine(config, room_of_run(), weights, stop_token_ids=ids, tell=console.warn)
         return TorchEngine(model, stop_token_ids=ids, **options.of_each)
-    from strop.engines.vllm.engine import VLLMEngine
-    from strop.engines.vllm.process import Served, ServerProcess
+    from strop.engines.served.process import Served
+    from strop.runtime.engine_kinds import served_engine
 
     on_cpu = next(model.parameters()).device.type == "cpu"
     served = Served(config.model.path, config.model.dtype, on_cpu, config.model.trust_remote_code)
-    weights = list(model.named_parameters())
-    room, server = room_of_run(), ServerProcess
-    if room is not None and not options.addresses:
+    room, engine, server = room_of_run(), served_engine(options.kind), None
+    if room is not None and options.starts_servers:
         from strop.runtime.cluster.servers import ServersOnNodes
 
         server = ServersOnNodes(config, room)
-    return VLLMEngine(options, served, weights, stop_token_ids=ids, tell=console.warn, server=server)
+    weights = list(model.named_parameters())
+    return engine(options, served, weights, stop_token_ids=ids, tell=console.warn, server=server)
 
 
 def decoder(loaded: LoadedModel) -> Decode:

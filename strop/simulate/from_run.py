@@ -18,7 +18,8 @@ from strop.observe.rollout_file import step_files
 from strop.simulate.engine import decode_seconds
 from strop.types import DataError, UserError
 
-_VLLM_SEQUENCES = 256  # --max-num-seqs of a server, unless it is told otherwise
+_SEQUENCES_FLAGS = {"vllm": "--max-num-seqs", "sglang": "--max-running-requests"}
+_SERVER_SEQUENCES = 256  # of a server that is not told otherwise: vLLM's default; SGLang's follows from its memory
 _TOLD_APART = 1.5  # by this factor the ratio of two parts must differ between steps
 _TRAINING = ("logprobs", "teacher", "train")  # phases between scores and new weights
 
@@ -144,10 +145,11 @@ def _engines(config: TrainConfig) -> dict[str, Any]:
     if engine.kind == "torch":
         return {"num_engines": 1, "max_sequences": engine.max_sequences, "shared_gpus": True}
     args = [part for arg in engine.server_args for part in arg.split("=")]
-    sequences = args[args.index("--max-num-seqs") + 1] if "--max-num-seqs" in args[:-1] else ""
+    flag = _SEQUENCES_FLAGS[engine.kind]
+    sequences = args[args.index(flag) + 1] if flag in args[:-1] else ""
     return {
         "num_engines": len(engine.addresses) or engine.num_servers,
-        "max_sequences": int(sequences) if sequences.isdigit() else _VLLM_SEQUENCES,
+        "max_sequences": int(sequences) if sequences.isdigit() else _SERVER_SEQUENCES,
         "shared_gpus": False,
     }
 

@@ -219,5 +219,12 @@ def test_doctor_names_versions_devices_engines_and_trainers(tmp_path):
     assert (done.code, done.err) == (0, "")
     assert f"strop {__version__}" in done.out
     assert torch.__version__ in done.out
-    words = ("devices: cpu", "engines:", "make vllm-env", "trainers:", "or in several (trainer.num_processes)")
+    words = (
+        "devices: cpu",
+        "engines:",
+        "make vllm-env",
+        "into .venv-sglang",
+        "trainers:",
+        "or in several (trainer.num_processes)",
+    )
     assert [word for word in words if word not in done.out] == []

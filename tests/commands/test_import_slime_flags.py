@@ -64,7 +64,9 @@ def test_families_of_flags_have_a_reason(flag, launched):
         ("--use-precision-aware-optimizer", "moments"),
         ("--overlap-cpu-optimizer-d2h-h2d", "moments"),
         ("--start-rollout-id", "--resume"),
-        ("--use-slime-router", "no router"),
+        ("--use-slime-router", "engine.router"),
+        ("--sglang-router-ip", "engine.router"),
+        ("--sglang-mem-fraction-static", "engine.server_args"),
         ("--accumulate-allreduce-grads-in-fp32", "sums gradients"),
         ("--deterministic-mode", "bit for bit"),
         ("--use-fault-tolerance", "no health"),
@@ -436,3 +438,18 @@ def test_over_sampling_without_a_filter_has_strop_s_reason(launched):
 )
 def test_hooks_of_slime_s_that_have_no_counterpart_say_why(launched, flag, reason):
     assert reason in launched(**{flag: "my.f"}).reason(f"--{flag.replace('_', '-')}")
+
+
+def test_servers_that_are_there_already_are_those_of_the_engine_sglang(launched):
+    found = launched(rollout_external="", rollout_external_engine_addrs="10.0.0.2:30000 http://10.0.0.3:30000")
+    addresses = ["http://10.0.0.2:30000", "http://10.0.0.3:30000"]
+    assert found.values["engine"] == {"kind": "sglang", "addresses": addresses}
+    assert found.config().engine.deterministic
+    assert "start them with --enable-deterministic-inference" in found.out
+
+
+@pytest.mark.parametrize("flags", [{"rollout_external": ""}, {"rollout_external_engine_addrs": "somewhere:0"}])
+def test_servers_without_an_address_leave_the_engine_torch(launched, flags):
+    found = launched(**flags)
+    assert found.config().engine.kind == "torch"
+    assert "names no servers as host:port" in found.reason(f"--{next(iter(flags)).replace('_', '-')}")

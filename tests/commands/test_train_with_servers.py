@@ -1,14 +1,14 @@
-"""strop train with engine.kind = vllm, against a small server that samples as the engine torch does."""
+"""strop train with engines whose samples come from servers, against small ones that sample as the engine torch does."""
 
 from pathlib import Path
 
 import pytest
 from commands.small_runs import metrics, same_weights, small_once, strop
 
-from strop.runtime.audit import engine_servers
+from strop.runtime.audit import engine_servers, sglang_server, vllm_server
 from strop.runtime.audit.teacher_server import Dropped, serving
-from strop.runtime.audit.vllm_server import StandIn
 
+KINDS = {"vllm": vllm_server.StandIn, "sglang": sglang_server.StandIn}
 OF_SERVERS = ("weights_bytes", "engine_restarts")
 
 
@@ -19,14 +19,18 @@ def small(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def server(small):
-    return StandIn(small.start)
+    return vllm_server.StandIn(small.start)
 
 
 @pytest.fixture
 def flags(server):
     server.begin()
     with serving(server) as address:
-        yield ["--engine.kind", "vllm", "--engine.addresses", f'["{address}"]']
+        yield at("vllm", address)
+
+
+def at(kind, address):
+    return ["--engine.kind", kind, "--engine.addresses", f'["{address}"]']
 
 
 def train(small, folder, *flags):
@@ -39,8 +43,9 @@ def numbers(folder):
     return [{k: v for k, v in row.items() if k not in OF_SERVERS} for row in metrics(folder)]
 
 
-def test_a_run_is_that_of_the_engine_torch_though_its_server_is_lost_on_the_way(small, server, flags, tmp_path):
-    count = 0
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_is_that_of_the_engine_torch_though_its_server_is_lost_on_the_way(small, kind, tmp_path):
+    count, server = 0, KINDS[kind](small.start)
 
     def lose(path, body, answer):
         nonlocal count
@@ -50,7 +55,8 @@ def test_a_run_is_that_of_the_engine_torch_though_its_server_is_lost_on_the_way(
         return answer()
 
     server.begin(lose)
-    done = train(small, tmp_path / "served", *flags, *small.eval_flags)
+    with serving(server) as address:
+        done = train(small, tmp_path / "served", *at(kind, address), *small.eval_flags)
     train(small, tmp_path / "own", *small.eval_flags)
     served, own = numbers(tmp_path / "served"), numbers(tmp_path / "own")
     assert [row.keys() for row in served] == [row.keys() for row in own]

@@ -8,14 +8,14 @@ from strop.types import ConfigError
 VALID = {"model": {"path": "m"}, "data": {"kind": "jsonl", "path": "d"}, "reward": {"kind": "exact"}}
 
 
-def config(**engine):
+def config(kind="vllm", **engine):
     more = {name: engine.pop(name) for name in ("rollout", "lora") if name in engine}
-    return make_config(TrainConfig, VALID | more | {"engine": {"kind": "vllm", **engine}}, {}, file="x.toml").engine
+    return make_config(TrainConfig, VALID | more | {"engine": {"kind": kind, **engine}}, {}, file="x.toml").engine
 
 
-def refusal(**engine):
+def refusal(kind="vllm", **engine):
     with pytest.raises(ConfigError) as found:
-        config(**engine)
+        config(kind, **engine)
     return str(found.value)
 
 
@@ -25,6 +25,7 @@ def refusal(**engine):
 )
 def test_an_address_that_is_none_is_refused(address):
     assert refusal(addresses=[address]).startswith("engine.addresses must be of the form http://host:port")
+    assert refusal("sglang", router=address).startswith("engine.router must be of the form http://host:port")
 
 
 def test_a_server_that_is_named_twice_is_refused():
@@ -35,7 +36,28 @@ def test_a_server_that_is_named_twice_is_refused():
 @pytest.mark.parametrize("name, value", [("num_servers", 2), ("python", "python3"), ("server_args", ["--seed", "1"])])
 def test_what_is_said_of_servers_to_start_is_refused_beside_addresses(name, value):
     assert f"engine.{name}" in refusal(addresses=["http://a:1"], **{name: value})
+    assert f"engine.{name}" in refusal("sglang", router="http://a:1", **{name: value})
     assert getattr(config(**{name: value}), name) is not None
+
+
+def test_the_servers_behind_a_router_are_not_named_beside_it():
+    message = refusal("sglang", router="http://a:1", addresses=["http://b:1"])
+    assert message.startswith(
+        "engine.addresses must be [] with engine.router: the servers are those that the router names"
+    )
+
+
+@pytest.mark.parametrize(
+    "kind, args, gpus",
+    [
+        ("vllm", ["--tensor-parallel-size", "4"], 4),
+        ("vllm", ["-tp=2", "--seed", "7"], 2),
+        ("sglang", ["--tp", "2", "--dp-size=3", "--pp-size", "2"], 12),
+        ("sglang", ["--context-length", "8"], 1),
+    ],
+)
+def test_as_many_gpus_as_a_servers_arguments_ask_for_are_kept_for_it(kind, args, gpus):
+    assert config(kind, server_args=args).gpus_per_server == gpus
 
 
 @pytest.mark.parametrize("name, value", [("transfer_folder", "w"), ("transfer_changes_only", True)])
@@ -44,7 +66,11 @@ def test_what_is_said_of_files_is_refused_where_there_are_none(name, value, tran
     assert "is only used with engine.transfer = files" in refusal(transfer=transfer, **{name: value})
 
 
-def test_options_of_the_engine_torch_say_where_they_belong():
+def test_options_of_other_engines_say_where_they_belong():
+    assert "SGLang decides how many sequences it samples at once" in refusal("sglang", max_sequences=8)
+    assert "SGLang reads whole files" in refusal("sglang", transfer_changes_only=True)
+    assert "a vLLM server draws each sample from its own seed" in refusal(deterministic=True)
+    assert "is only used with engine.transfer = files" in refusal("sglang", transfer="nccl", transfer_folder="w")
     assert "vLLM decides how many sequences it samples at once" in refusal(max_sequences=8)
     assert "vLLM sizes its own cache" in refusal(max_cache_tokens=8)
 
@@ -54,5 +80,6 @@ def test_a_temperature_that_vllm_does_not_take_is_refused_before_anything_starts
     assert message.startswith("rollout.temperature must be at most 2 with engine.kind = vllm, got 2.5: its servers")
 
 
-def test_adapters_are_refused_because_servers_take_whole_weights():
-    assert refusal(lora={"rank": 4}).startswith("lora.rank must be none with engine.kind = vllm, got 4")
+@pytest.mark.parametrize("kind", ["vllm", "sglang"])
+def test_adapters_are_refused_because_servers_take_whole_weights(kind):
+    assert refusal(kind, lora={"rank": 4}).startswith(f"lora.rank must be none with engine.kind = {kind}, got 4")

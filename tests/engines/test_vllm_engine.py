@@ -9,16 +9,16 @@ import pytest
 import tiny_models
 import torch
 from made_requests import engine_of, request, run
+from made_servers import all_of, drop, on, refuse, run_closed
 
 from strop.config import VLLMEngineOptions
 from strop.engines.vllm.engine import VLLMEngine
 from strop.engines.vllm.process import Served
-from strop.runtime.audit.teacher_server import Dropped, Refused, serving
+from strop.runtime.audit.teacher_server import serving
 from strop.runtime.audit.vllm_server import StandIn
 from strop.types import EngineError, GuardError, ModelError, UserError, WaitError
 
 REQUESTS = [request([3, 4], seeds=(1, 2, 3)), request([5], seeds=(4,)), request([9, 8, 7, 6], seeds=(5, 6))]
-DEADLINE_S = 20
 
 
 @pytest.fixture(scope="module")
@@ -61,24 +61,9 @@ def vllm(server, servers, model):
         chosen = VLLMEngineOptions(addresses=tuple(addresses), **given)
         weights = list((of or model).named_parameters())
         engine = VLLMEngine(chosen, Served("", "float32", True), weights, stop_token_ids=stop, tell=tell)
-
-        async def whole():
-            try:
-                async with asyncio.timeout(DEADLINE_S):
-                    return await work(engine)
-            finally:
-                await engine.close()
-
-        return asyncio.run(whole())
+        return run_closed(engine, work)
 
     return run_with
-
-
-def all_of(requests):
-    async def work(engine):
-        return await asyncio.gather(*map(engine.generate, requests))
-
-    return work
 
 
 def agree(found, wanted):
@@ -235,26 +220,6 @@ def test_a_tied_head_follows_its_embedding(vllm, tmp_path):
 # ---- servers that fail ------------------------------------------------------------------------------------------------
 
 
-def on(path, act, *, calls=(1,)):
-    """A fault in the calls of these numbers to a path."""
-    count, guard = 0, threading.Lock()
-
-    def spoil(where, body, answer):
-        nonlocal count
-        if not where.endswith(path):
-            return answer()
-        with guard:
-            count += 1
-            is_meant = count in calls
-        return act(answer) if is_meant else answer()
-
-    return spoil
-
-
-def drop(answer):
-    raise Dropped
-
-
 def changed(change):
     """An answer with something different in its first choice."""
 
@@ -358,10 +323,6 @@ def test_files_that_arrive_damaged_are_an_error(vllm, server, monkeypatch):
     server.begin(on("/update_weights", damage))
     with pytest.raises(ModelError, match=r"the checksum of what was read is [0-9a-f]{12}, not 000000000000"):
         vllm(all_of([request([3])]))
-
-
-def refuse(answer):
-    raise Refused(404, "Not Found")
 
 
 @pytest.mark.parametrize(

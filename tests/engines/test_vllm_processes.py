@@ -7,6 +7,7 @@ import signal
 import pytest
 import tiny_models
 from made_requests import engine_of, request, run
+from made_servers import run_closed
 
 from strop.config import VLLMEngineOptions
 from strop.engines.vllm.engine import VLLMEngine
@@ -54,15 +55,7 @@ def started(python, work, *, tell=lambda words: None, **changes):
     chosen = VLLMEngineOptions(python=str(python), **{"start_timeout_s": 15.0, "request_timeout_s": 10.0, **changes})
     weights = list(tiny_models.llama().named_parameters())
     engine = VLLMEngine(chosen, Served("nowhere", "float32", True), weights, stop_token_ids=(), tell=tell)
-
-    async def whole():
-        try:
-            async with asyncio.timeout(20):
-                return await work(engine)
-        finally:
-            await engine.close()
-
-    return asyncio.run(whole())
+    return run_closed(engine, work)
 
 
 async def answers(engine):

@@ -32,8 +32,9 @@ def test_every_option_there_is_acts_somewhere_and_none_is_accepted_without_actin
     ):
         config = make_config(TrainConfig, BASE | {"distillation": {"teacher": teacher}}, {}, file="x.toml")
         findings += audit(config, only=f"distillation{only}")
-    served = {"engine": {"kind": "vllm", "addresses": ["http://nowhere:1"]}}
-    findings += audit(make_config(TrainConfig, BASE | served, {}, file="x.toml"), only="engine.addresses")
+    for kind, name, place in (("vllm", "addresses", ["http://nowhere:1"]), ("sglang", "router", "http://nowhere:1")):
+        served = {"engine": {"kind": kind, name: place}}
+        findings += audit(make_config(TrainConfig, BASE | served, {}, file="x.toml"), only=f"engine.{name}")
     assert failures(findings) == []
     acting = {f.path for f in findings if f.verdict in ("acts", "one value", "cannot act here")}
     silent = set(tree.paths(TrainConfig)) - acting

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from strop.compat.import_slime import critic, distillation, objective, sampling, sft, training
+from strop.compat.import_slime import critic, distillation, engine, objective, sampling, sft, training
 from strop.compat.import_slime.draft import Draft, Given
 from strop.compat.import_slime.script import Flag, Script
 from strop.compat.import_slime.without import WITHOUT, reason_without
@@ -14,7 +14,7 @@ from strop.config import SFTConfig, TrainConfig
 
 RULES = {
     rule: tuple(flags.split())
-    for room in (training, sampling, objective, critic, distillation)
+    for room in (training, sampling, objective, critic, distillation, engine)
     for rule, flags in room.RULES.items()
 }
 MAPPED = tuple(flag for flags in RULES.values() for flag in flags)
@@ -23,8 +23,8 @@ _OF_REINFORCEMENT = "is of sampling, rewards or reinforcement learning, which st
 _SWITCHES = """--use-kl-loss --use-unbiased-kl --use-opd --normalize-advantages --disable-grpo-std-normalization --use-tis
     --disable-rewards-normalization --use-rollout-logprobs --use-opsm --calculate-per-token-loss --apply-chat-template
     --rollout-shuffle --group-rm --use-dynamic-batch-size --rollout-skip-special-tokens --bf16 --fp16
-    --skip-eval-before-train""".split()  # noqa: SIM905
-_TAKE_MANY = frozenset(("--eval-prompt-data", "--rollout-stop-token-ids"))
+    --skip-eval-before-train --rollout-external""".split()  # noqa: SIM905
+_TAKE_MANY = frozenset(("--eval-prompt-data", "--rollout-stop-token-ids", "--rollout-external-engine-addrs"))
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ _REASONS: dict[str, str] = {
     "strop's processes are those of trainer.num_processes or of a launcher, its servers those of [engine]: set them there.": """
         --actor-num-nodes --actor-num-gpus-per-node --critic-num-nodes --critic-num-gpus-per-node --rollout-num-gpus
         --rollout-num-gpus-per-engine --num-gpus-per-node""",
-    "strop's engine torch samples from the trainer's own weights; how engine vllm is given them stands in [engine].": """
+    "strop's engine torch samples from the trainer's own weights; how servers are given them stands in [engine].": """
         --colocate --offload --offload-train --offload-rollout --no-offload-train --no-offload-rollout
         --update-weight-buffer-size --update-weight-mode --update-weight-transport --update-weight-disk-dir
         --update-weight-disk-keep-files --update-weight-delta-encoding --update-weight-delta-checksum
@@ -88,13 +88,13 @@ _REASONS: dict[str, str] = {
         --attn-implementation --hybrid-override-pattern --mamba-num-heads --mamba-head-dim --mamba-state-dim
         --mamba-num-groups""",
     "strop goes on from a checkpoint's own step: strop train CONFIG --resume.": "--start-rollout-id",
-    "strop spreads prompts over its servers by itself: there is no router.": "--use-slime-router",
+    "strop spreads prompts over its servers by itself; a router of SGLang's stands in engine.router, and slime's is none.": """
+        --use-slime-router""",
     "strop notices a lost server by a request that fails, and brings it back: there are no health checks to set.": """
         --use-fault-tolerance --rollout-health-check-interval --rollout-health-check-timeout
         --rollout-health-check-first-wait""",
-    "strop's servers are vLLM's, started by strop or named in engine.addresses: none of SGLang's is asked.": """
-        --rollout-external-engine-addrs --rollout-cleanup-timeout --rollout-session-id
-        --http-proxy --use-distributed-post""",
+    "strop asks each server itself, without a proxy, and waits for it as long as engine.request_timeout_s says.": """
+        --rollout-cleanup-timeout --rollout-session-id --http-proxy --use-distributed-post""",
     "strop's processes have the environment of the command: set it there.": "--train-env-vars",
     "strop samples with the newest weights; old log-probabilities are taken before a batch's first update, without a copy.": """
         --keep-old-actor --update-weights-interval""",
@@ -140,9 +140,10 @@ WITHOUT = {flag: reason for reason, flags in _REASONS.items() for flag in flags.
 
 # How the names of whole families begin, and the reason.
 FAMILIES = {
-    "--sglang-": "strop samples by its own engine or in vLLM servers (engine.server_args): there is no SGLang to read this.",
-    "--router-": "strop spreads prompts over its servers by itself: no router stands before them.",
-    "--slime-router-": "strop spreads prompts over its servers by itself: no router stands before them.",
+    "--sglang-router-": "strop spreads prompts over servers by itself; a router that is there already stands in engine.router.",
+    "--sglang-": "strop samples by its own engine; for SGLang servers that strop starts it stands in engine.server_args.",
+    "--router-": "strop starts no router; one that is there already stands in engine.router.",
+    "--slime-router-": "strop starts no router; one of SGLang's that is there already stands in engine.router.",
     "--wandb-": "strop writes metrics.jsonl and report.html in the run folder, and sends nothing anywhere.",
     "--use-wandb": "strop writes metrics.jsonl and report.html in the run folder, and sends nothing anywhere.",
     "--disable-wandb-": "strop writes metrics.jsonl and report.html in the run folder, and sends nothing anywhere.",

@@ -15,12 +15,13 @@ from importlib.util import find_spec
 from typing import Any, Literal
 
 from strop.config import VLLMEngineOptions
-from strop.engines.vllm.server import Server
-from strop.engines.vllm.transfer import FilesTransfer, WeightTransfer
+from strop.engines.served.process import free_port
+from strop.engines.vllm.server import VLLMServer
+from strop.engines.vllm.transfer import FilesTransfer
 from strop.types import UserError, WeightSource
 
 
-def transfer_of(options: VLLMEngineOptions) -> WeightTransfer:
+def transfer_of(options: VLLMEngineOptions) -> FilesTransfer | DeviceTransfer:
     """The way that the config names.
 
     Raises:
@@ -38,8 +39,6 @@ class DeviceTransfer:
         UserError: vLLM cannot be imported here.
     """
 
-    init_info = None  # each server is told of its own group
-
     def __init__(self, backend: Literal["nccl", "ipc"]) -> None:
         self.backend = backend
         if find_spec("vllm") is None:
@@ -55,7 +54,10 @@ class DeviceTransfer:
         """Nothing is copied: the trainer does not learn until the weights are delivered."""
         self._weights, self._label = list(weights), label
 
-    async def deliver(self, server: Server) -> int:
+    async def meet(self, server: VLLMServer) -> None:
+        """Each server is told of a group of its own when it is given weights."""
+
+    async def deliver(self, server: VLLMServer) -> int:
         """Have one server take them. The calls to it are made on this loop, while a thread of vLLM's waits for them."""
         key = (server.address, server.generation)
         if key not in self._groups:
@@ -78,7 +80,7 @@ class DeviceTransfer:
 class _Client:
     """A server as vLLM's trainer side calls it, from a thread."""
 
-    def __init__(self, server: Server, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, server: VLLMServer, loop: asyncio.AbstractEventLoop) -> None:
         self._server, self._loop, self.label = server, loop, ""
 
     def _wait(self, work: Any) -> None:
@@ -122,9 +124,6 @@ def _open_group(backend: str, client: _Client, source: _Source, num_workers: int
     if backend == "ipc":
         info: Any = IPCTrainerInitInfo(rank=0)
     else:
-        with socket.socket() as found:
-            found.bind(("", 0))
-            port = found.getsockname()[1]
-        address = socket.gethostbyname(socket.gethostname())
+        address, port = socket.gethostbyname(socket.gethostname()), free_port("")
         info = NCCLTrainerInitInfo(rank=0, master_address=address, master_port=port, world_size=num_workers + 1)
     return WeightTransferTrainerFactory.trainer_init(info, client=client, source=source)  # type: ignore[arg-type]

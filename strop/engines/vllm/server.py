@@ -1,116 +1,65 @@
-"""One vLLM server over HTTP: what it is asked, how long that may take, and what its refusals mean."""
+"""One vLLM server: what it is asked, and what its answers mean."""
 
 from __future__ import annotations
 
-import asyncio
 import json
+from collections.abc import Sequence
 from typing import Any
 
-import httpx2
+from strop.engines.remote_logprobs import read_prompt_logprobs
+from strop.engines.served.server import HOW_TO_START, Server
+from strop.engines.vllm.samples import GENERATE, read_sample, sample_body
+from strop.types import EngineError, ModelError, UserError
 
-from strop.engines.remote_logprobs import message_in
-from strop.types import EngineError, ModelError, UserError, WaitError
-
-_HEALTH_S = 30.0  # in which a server that is well says so, however busy it is
-FOREIGN = "it holds weights that this run did not give it"
-BETWEEN_LOOKS_S = 0.2  # while a server starts
 _REFUSED = "Worker failed with error '"  # before what a worker says, in what vLLM says
-HOW_TO_START = "docs/en/laptop-to-cluster.md has the command of a server that strop can use."
 
 
-class LostError(Exception):
-    """The server is gone, or is not the one that it was. What it was asked for can be asked again once it is back."""
+class VLLMServer(Server):
+    """A server of vLLM in its development mode, which has the paths for weights."""
 
+    name, length_flag = "vLLM", "--max-model-len"
+    at_temperature = "start it with --logprobs-mode processed_logprobs"
+    generate, sample_body, read_sample = GENERATE, staticmethod(sample_body), staticmethod(read_sample)
 
-class Server:
-    """A server at an address.
-
-    Args:
-        client: of the event loop that asks.
-        address: http://host:port.
-        timeout_s: of one answer; `engine.request_timeout_s`.
-    """
-
-    def __init__(self, client: httpx2.AsyncClient, address: str, *, timeout_s: float) -> None:
-        self.address, self.timeout_s, self._client = address.rstrip("/"), timeout_s, client
-        self.max_positions = 0
-        self.in_flight = 0  # samples
-        self.generation = 0  # how often it was lost and came back
-        self.losses_in_a_row = 0
-        self.label = self.checksum = ""  # of the weights that it took last
-        self.changing = asyncio.Lock()  # held by whoever gives it weights or brings it back
-
-    def __repr__(self) -> str:
-        return f"vLLM server {self.address}"
-
-    async def ask(self, method: str, path: str, body: Any = None, **params: str) -> Any:
-        """The answer to one request.
-
-        Raises:
-            LostError: the connection failed, or the server says that its engine is dead.
-            WaitError: no answer in time.
-            EngineError: the server refuses.
-        """
-        try:
-            async with asyncio.timeout(self.timeout_s):
-                answer = await self._client.request(method, self.address + path, json=body, params=params)
-        except TimeoutError:
-            raise WaitError(
-                f"engine.request_timeout_s = {self.timeout_s:g} s went by in which {self!r} did not answer {path}."
-            ) from None
-        except httpx2.TransportError as error:
-            raise LostError(f"{path}: {type(error).__name__}: {error}") from error
-        if answer.status_code == 200:
-            return answer.json() if answer.content else None
-        said = message_in(answer.text) or answer.reason_phrase
-        if answer.status_code >= 500 and not await self.is_healthy():
-            raise LostError(f"{path}: {said}")
-        if answer.status_code == 403 or (answer.status_code == 404 and not said.startswith("The model")):
-            raise UserError(f"{self!r} does not offer {path}, which strop needs: {said} {HOW_TO_START}")
-        raise EngineError(f"{self!r} refuses {path} ({answer.status_code}): {said}")
-
-    async def is_healthy(self) -> bool:
-        """False where nobody answers, or an engine that has died."""
-        try:
-            answer = await self._client.get(self.address + "/health", timeout=_HEALTH_S)
-        except httpx2.TransportError:
-            return False
-        return answer.status_code == 200
-
-    async def until_up(self, timeout_s: float, *, still_runs: Any = None) -> None:
-        """Wait until it answers. `still_runs` raises once it never will.
-
-        Raises:
-            WaitError: not in time.
-        """
-        try:
-            async with asyncio.timeout(timeout_s):
-                while not await self.is_healthy():
-                    if still_runs is not None:
-                        still_runs()
-                    await asyncio.sleep(BETWEEN_LOOKS_S)
-        except TimeoutError:
-            raise WaitError(
-                f"engine.start_timeout_s = {timeout_s:g} s went by in which {self!r} did not answer /health. Is there a "
-                f"server, and can this machine reach it? {HOW_TO_START}"
-            ) from None
-
-    async def greet(self, init_info: dict[str, Any] | None) -> None:
-        """Learn what it serves, and tell it how weights will come (None: later). One that an earlier run left paused goes on.
-
-        Raises:
-            UserError: it lacks something that strop needs.
-        """
+    async def greet(self) -> None:
         try:
             models = await self.ask("GET", "/v1/models")
             self.max_positions = int(models["data"][0].get("max_model_len") or 0)
             await self.ask("GET", "/weight_info")
         except (KeyError, IndexError, TypeError, json.JSONDecodeError) as error:
             raise UserError(f"{self!r} must be a vLLM server; its answer is not in that protocol ({error}).") from error
-        if init_info is not None:
-            await self.init_transfer(init_info)
-        await self.ask("POST", "/resume")
+        await self.resume()
         self.label = self.checksum = ""
+
+    async def pause(self, mode: str) -> None:
+        await self.ask("POST", "/pause", mode=mode)
+
+    async def resume(self) -> None:
+        await self.ask("POST", "/resume")
+
+    async def sleep(self) -> None:
+        await self.ask("POST", "/sleep", level="1")
+
+    async def wake_up(self) -> None:
+        await self.ask("POST", "/wake_up")
+
+    async def label_now(self) -> str:
+        return str((await self.ask("GET", "/weight_info"))["weight_version"])
+
+    # ---- samples ------------------------------------------------------------------------------------------------------
+
+    async def score(self, tokens: Sequence[int], label: str) -> list[float]:
+        asked = {"max_tokens": 1, "prompt_logprobs": 0, "temperature": 0.0, "detokenize": False}
+        body = {"token_ids": list(tokens), "sampling_params": asked, "cache_salt": label}
+        return read_prompt_logprobs((await self.ask("POST", GENERATE, body))["prompt_logprobs"], tokens)
+
+    async def likely(self, prompt: Sequence[int], temperature: float) -> list[float]:
+        sampling = {"temperature": temperature, "top_p": 1.0, "top_k": 0, "seed": 0, "max_tokens": 1, "logprobs": 4}
+        answer = await self.ask("POST", GENERATE, {"token_ids": list(prompt), "sampling_params": sampling})
+        entries = answer["choices"][0]["logprobs"]["content"][0]["top_logprobs"]
+        return sorted((entry["logprob"] for entry in entries), reverse=True)[:4]
+
+    # ---- weights ------------------------------------------------------------------------------------------------------
 
     async def init_transfer(self, init_info: dict[str, Any]) -> None:
         """Tell it how weights will come.
@@ -136,21 +85,6 @@ class Server:
         await self.ask_worker("/update_weights", {"update_info": update_info})
         await self.ask("POST", "/finish_weight_update", {"weight_version": label})
         await self.check_label(label)
-
-    async def check_label(self, label: str) -> None:
-        """Raises EngineError unless it says that it holds these weights, which it was just given."""
-        found = await self._label_now()
-        if found != label:
-            raise EngineError(f"{self!r} must hold weights {label} after its update, and says {found}.")
-        self.label = label
-
-    async def check_same(self) -> None:
-        """Raises LostError where it no longer holds what it was given: it was started again behind strop's back."""
-        if self.label and await self._label_now() != self.label:
-            raise LostError(FOREIGN)
-
-    async def _label_now(self) -> str:
-        return str((await self.ask("GET", "/weight_info"))["weight_version"])
 
     async def start_update(self) -> None:
         """An update that an earlier run left half made is ended first: this one gives all weights."""

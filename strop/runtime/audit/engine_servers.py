@@ -1,5 +1,5 @@
-"""What stands for an engine's servers while a config is audited: two of them, and a program that is started in place of vLLM's
-and hands what it is asked to one of them."""
+"""What stands for an engine's servers while a config is audited: two of them, each in the words of every kind, routers before
+them, and a program that is started in place of a server and hands what it is asked to one of them."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from strop.runtime.audit import sglang_server, vllm_server
+from strop.runtime.audit.stand_in import Spoil, StandIn
 from strop.runtime.audit.teacher_server import Dropped, serving
-from strop.runtime.audit.vllm_server import Spoil, StandIn
 
-PYTHONS = ("vllm-python", "other-vllm-python")  # in the workshop's folder, after `standing` was entered
-_STANDING: dict[str, StandIn] = {}  # by address, while an audit lasts
+PYTHONS = ("servers-python", "other-servers-python")  # in the workshop's folder, after `standing` was entered
 
-# Started as Python is for a server of vLLM; it ends when its standard input does.
+# Started as Python is for a server; it ends when its standard input does.
 _PROXY = """
 import http.client, http.server, json, os, sys, threading
 
@@ -62,13 +62,41 @@ server.serve_forever()
 """
 
 
+class _EveryKind:
+    """A server in the words of every kind: a run asks in those of one."""
+
+    def __init__(self, folder: Path) -> None:
+        self._sglang = sglang_server.StandIn(folder)
+        self._kinds: tuple[StandIn, ...] = (self._sglang, vllm_server.StandIn(folder))
+
+    def __call__(self, path: str, body: Any) -> Any:
+        if path == "/audit_started":
+            for stand_in in _STANDING.values():
+                stand_in._sglang.was_started_as(body)
+        return next((kind for kind in self._kinds if kind.knows(path)), self._sglang)(path, body)
+
+    @property
+    def seen(self) -> dict[str, int]:
+        return {name: count for kind in self._kinds for name, count in kind.seen.items()}
+
+    def begin(self, spoil: Spoil | None) -> None:
+        for kind in self._kinds:
+            kind.begin(spoil)
+
+
+_STANDING: dict[str, _EveryKind] = {}  # by address, while an audit lasts
+_ROUTERS: dict[str, sglang_server.RouterStandIn] = {}  # before them
+
+
 @contextmanager
 def standing(folder: Path) -> Iterator[None]:
     """Servers with the workshop's model, for as long as this lasts."""
     with ExitStack() as servers:
         for _ in range(2):
-            stand_in = StandIn(folder / "model")
+            stand_in = _EveryKind(folder / "model")
             _STANDING[servers.enter_context(serving(stand_in))] = stand_in
+            router = sglang_server.RouterStandIn(_STANDING)
+            _ROUTERS[servers.enter_context(serving(router))] = router
         targets = ",".join(address.removeprefix("http://") for address in _STANDING)
         (folder / "proxy.py").write_text(_PROXY)
         for name in PYTHONS:
@@ -80,21 +108,29 @@ def standing(folder: Path) -> Iterator[None]:
         finally:
             begin()  # whoever hangs goes on
             _STANDING.clear()
+            _ROUTERS.clear()
 
 
 def addresses() -> tuple[str, ...]:
     return tuple(_STANDING)
 
 
+def routers() -> tuple[str, ...]:
+    return tuple(_ROUTERS)
+
+
 def begin(spoil: Callable[[], Spoil] | None = None) -> None:
     """Have the servers be as they were in the beginning, each with a fault of its own where one is asked for."""
     for stand_in in _STANDING.values():
         stand_in.begin(None if spoil is None else spoil())
+    for router in _ROUTERS.values():
+        router.num_routed = 0
 
 
 def seen() -> list[dict[str, int]]:
-    """What each server was asked to do since it began."""
-    return [dict(stand_in.seen) for stand_in in _STANDING.values()]
+    """What each server was asked to do since it began, and a router, where one was."""
+    routed = {f"routed by {n}": router.num_routed for n, router in enumerate(_ROUTERS.values()) if router.num_routed}
+    return [*(dict(stand_in.seen) for stand_in in _STANDING.values()), *([routed] if routed else [])]
 
 
 def lost_once() -> Spoil:

@@ -30,6 +30,7 @@ _ONLY_FOR = {
     "servers": (
         "kind",
         "addresses",
+        "router",
         "num_servers",
         "python",
         "server_args",

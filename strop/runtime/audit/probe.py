@@ -25,7 +25,7 @@ from strop.rewards import Scorer, make_scorer
 from strop.rollout.seeds import mix_seed
 from strop.runtime.audit import engine_servers
 from strop.runtime.audit.outcome import Outcome
-from strop.runtime.audit.vllm_server import Spoil
+from strop.runtime.audit.stand_in import Spoil
 from strop.runtime.session import Session
 from strop.runtime.sft import sft
 from strop.runtime.train import opened, run

@@ -8,7 +8,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from strop.config import SFTConfig, TrainConfig, make_config, tree
+from strop.config import ServedEngineOptions, SFTConfig, TrainConfig, make_config, tree
 from strop.config.tree import Leaf
 from strop.runtime.audit.finding import Finding
 from strop.runtime.audit.here import why_not_here
@@ -37,7 +37,7 @@ class Runs:
     def __init__(self, config: Config, folder: Path, server: str, made: dict[Any, Outcome] | None = None) -> None:
         self.config, self.folder, self.server, self.root = config, folder, server, type(config)
         self.scenarios = SFT_SCENARIOS if isinstance(config, SFTConfig) else SCENARIOS
-        if isinstance(config, TrainConfig) and config.engine.kind == "vllm":
+        if isinstance(config, TrainConfig) and isinstance(config.engine, ServedEngineOptions):
             self.scenarios = (self.scenarios[0], *SERVER_SCENARIOS, *self.scenarios[1:])
         self._made = {} if made is None else made
         self._given = self._small()

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from strop.config import is_address
-from strop.runtime.audit.engine_servers import PYTHONS, addresses
+from strop.runtime.audit.engine_servers import PYTHONS, addresses, routers
 from strop.runtime.audit.workshop import TEACHERS, sources_of
 
 Values = dict[str, Any]  # path of an option to its value
@@ -49,12 +49,14 @@ def teachers(now: Values, folder: Path, server: str) -> Values:
 
 def engine_servers(now: Values, folder: Path) -> Values:
     """Servers that stand for those of the config, or a program that does for those that strop starts; short waits."""
-    if now["engine.kind"] != "vllm":
+    if now["engine.kind"] == "torch":
         return {}
     found: Values = {"engine.start_timeout_s": 20.0, "engine.request_timeout_s": 30.0, "engine.transfer": "files"}
     if now.get("engine.transfer_folder") is not None:
         found["engine.transfer_folder"] = str(folder / "weights")
     if now.get("engine.addresses"):
         return found | {"engine.addresses": addresses()[: len(now["engine.addresses"])]}
+    if now.get("engine.router") is not None:
+        return found | {"engine.router": routers()[0]}
     few = min(now.get("engine.num_servers", 1), 2)
     return found | {"engine.python": str(folder / PYTHONS[0]), "engine.num_servers": few}

@@ -20,7 +20,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.utils import logging
 
 from strop.observe.rollout_file import write_rollouts
-from strop.runtime.audit.engine_servers import PYTHONS, addresses
+from strop.runtime.audit.engine_servers import PYTHONS, addresses, routers
 from strop.types import Prompt, Rollout
 
 COLUMNS = ("prompt_key", "label_key", "metadata_key", "source_key")
@@ -175,6 +175,8 @@ def supplied(path: str, now: dict[str, Any], folder: Path) -> tuple[Any, ...]:
         return tuple(str(folder / name) for name in PYTHONS)
     if path == "engine.addresses":
         return addresses()[:1], addresses()
+    if path == "engine.router":
+        return routers()
     of_name = {
         "path": (str(folder / "model"), str(folder / "other")),
         "transfer_folder": (str(folder / "weights"), str(folder / "weights-other")),

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from strop import interrupts
-from strop.config import SFTConfig, TorchEngineOptions, TrainConfig, VLLMEngineOptions
+from strop.config import ServedEngineOptions, SFTConfig, TorchEngineOptions, TrainConfig
 from strop.observe.console import Console, QuietConsole
 from strop.runtime.cluster.connection import LOCAL, NO_GPU, Bundle, connected, placed, why_lost
 from strop.runtime.cluster.rank_actor import Outcome, Place, RankActor, Task
@@ -76,7 +76,7 @@ def _shares(config: TrainConfig | SFTConfig) -> bool:
         ConfigError: a server needs several GPUs, and a rank has one.
     """
     engine = config.engine if isinstance(config, TrainConfig) else None
-    if not isinstance(engine, VLLMEngineOptions) or engine.addresses or not engine.sleep:
+    if not isinstance(engine, ServedEngineOptions) or not engine.starts_servers or not engine.sleep:
         return False
     if engine.gpus_per_server > 1:
         raise ConfigError(
@@ -96,7 +96,7 @@ def _samplers(config: TrainConfig | SFTConfig) -> tuple[int, int]:
     engine = config.engine if isinstance(config, TrainConfig) else None
     if isinstance(engine, TorchEngineOptions):
         return engine.num_replicas, 1
-    if isinstance(engine, VLLMEngineOptions) and not engine.addresses:
+    if isinstance(engine, ServedEngineOptions) and engine.starts_servers:
         return engine.num_servers, engine.gpus_per_server
     return 0, 1
 

@@ -1,4 +1,4 @@
-"""A vLLM server of a cluster as an actor: the actor starts it on its node, watches it, and it ends with the actor."""
+"""A server of a cluster as an actor: the actor starts it on its node, watches it, and it ends with the actor."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from strop.engines.vllm.process import EndedError, ServerProcess
+from strop.engines.served.process import EndedError
+from strop.runtime.engine_kinds import served_engine
 
 _LOOK_S = 0.5  # between two looks at a server's log
 
@@ -19,21 +20,22 @@ class ServerActor:
     """Holds one server. What it prints, the actor prints: Ray brings it to where the run is watched.
 
     Args:
+        kind: `engine.kind`.
         number: of the server.
-        python: executable of the environment that has vLLM.
+        python: executable of the environment that has it.
         args: of the server.
         folder: to work in, where there is such a folder.
     """
 
-    def __init__(self, number: int, python: str, args: Sequence[str], folder: str) -> None:
+    def __init__(self, kind: str, number: int, python: str, args: Sequence[str], folder: str) -> None:
         import ray
 
         self._number = number
         if Path(folder).is_dir():
             os.chdir(folder)
-        self._log = Path(tempfile.mkdtemp(prefix="strop-vllm-")) / "server.log"
+        self._log = Path(tempfile.mkdtemp(prefix=f"strop-{kind}-")) / "server.log"
         self._log.touch()
-        self._process = ServerProcess(python, args, self._log, host=ray.util.get_node_ip_address())
+        self._process = served_engine(kind).process(python, args, self._log, host=ray.util.get_node_ip_address())
         threading.Thread(target=self._pass_on, daemon=True, name="passes on a log").start()
 
     def __repr__(self) -> str:

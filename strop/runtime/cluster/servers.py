@@ -1,4 +1,4 @@
-"""vLLM servers on the nodes of a cluster: rank 0's side of them."""
+"""Servers on the nodes of a cluster: rank 0's side of them."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from strop.config import TrainConfig, VLLMEngineOptions
-from strop.engines.vllm.process import EndedError
-from strop.engines.vllm.server import LostError
+from strop.config import ServedEngineOptions, TrainConfig
+from strop.engines.served.process import EndedError
+from strop.engines.served.server import LostError
 from strop.runtime.cluster.connection import why_lost
 from strop.runtime.cluster.server_actor import ServerActor
 from strop.types import ConfigError, UserError
@@ -21,7 +21,7 @@ class ServersOnNodes:
     """Starts servers in the last bundles of a run's placement group; called as `ServerProcess` is.
 
     Args:
-        config: of the run, with engine.kind = vllm.
+        config: of the run, whose engine starts servers.
         room: its placement group.
     """
 
@@ -110,7 +110,7 @@ class ServerOnNode:
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy as In
 
         options = self._config.engine
-        assert isinstance(options, VLLMEngineOptions)
+        assert isinstance(options, ServedEngineOptions)
         index = self._number + (0 if options.sleep else self._config.trainer.num_processes)
         bundle = self._room.bundle_specs[index]
         kind = ray.remote(ServerActor).options(
@@ -118,7 +118,7 @@ class ServerOnNode:
             num_gpus=bundle.get("GPU", 0) / (2 if options.sleep else 1),
             scheduling_strategy=In(self._room, placement_group_bundle_index=index),
         )
-        self._actor = kind.remote(self._number, *self._given, os.getcwd())
+        self._actor = kind.remote(options.kind, self._number, *self._given, os.getcwd())
         self.address = str(self._asked("address"))
         host, here = urlsplit(self.address).hostname, ray.util.get_node_ip_address()
         if options.transfer == "files" and options.transfer_folder is None and host != here:

@@ -5,14 +5,10 @@ is the server itself: python strop_vllm.py ARGUMENTS OF vllm serve.
 
 from __future__ import annotations
 
-import os
-import signal
-import threading
 from pathlib import Path
 from typing import Any
 
 BACKEND = "strop_files"
-ENDS_WITH_STDIN = "STROP_VLLM_ENDS_WITH_STDIN"  # set by whoever made this process the first of a group of its own
 
 
 class Extension:
@@ -103,19 +99,10 @@ def _folder_of(model: str) -> Path:
     return Path(snapshot_download(model, local_files_only=True, allow_patterns=["*.safetensors", "*.json"]))
 
 
-def _end_with_parent() -> None:
-    """End this process and all that it started once nobody holds the other end of its standard input."""
-    while os.read(0, 1024):  # not by sys.stdin, whose lock would be held when the program ends by itself
-        pass
-    os.killpg(os.getpgrp(), signal.SIGKILL)
-
-
 def main() -> None:
     """Run vLLM's server with this program's arguments."""
     import runpy
 
-    if ENDS_WITH_STDIN in os.environ:
-        threading.Thread(target=_end_with_parent, daemon=True).start()
     runpy.run_module("vllm.entrypoints.openai.api_server", run_name="__main__", alter_sys=True)
 
 

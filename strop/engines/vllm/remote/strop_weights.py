@@ -84,6 +84,14 @@ def write_whole(weights: Iterable[tuple[str, Tensor]], folder: Path, version: st
     return Parcel(str(folder), "whole", version, checksum.value, files.close())
 
 
+def write_files(weights: Iterable[tuple[str, Tensor]], folder: Path) -> int:
+    """The same files alone, for whoever reads them by their names; the bytes of all of them."""
+    files = _Files(folder)
+    for name, tensor in weights:
+        files.add(name, tensor.detach().cpu())
+    return files.close()
+
+
 def write_changes(
     weights: Iterable[tuple[str, Tensor]], last: dict[str, Tensor], folder: Path, version: str, base: str
 ) -> Parcel:

@@ -1,26 +1,37 @@
-"""The vLLM servers of an engine: started or found, given weights, and brought back when they are lost."""
+"""The servers of an engine: started or found, given weights, and brought back when they are lost."""
 
 from __future__ import annotations
 
 import asyncio
 import shutil
 import tempfile
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import httpx2
 
-from strop.config import VLLMEngineOptions
-from strop.engines.vllm.process import EndedError, Served, ServerProcess, server_command
-from strop.engines.vllm.server import LostError, Server
-from strop.engines.vllm.transfer import WeightTransfer
+from strop.config import ServedEngineOptions
+from strop.engines.served.process import EndedError
+from strop.engines.served.server import LostError, Server
+from strop.engines.served.transfer import WeightTransfer
 from strop.types import EngineError, WeightSource
 
 T = TypeVar("T")
 StartServer = Callable[[str, Sequence[str], Path], Any]  # Python, arguments and log to a server that is not started yet
+# Before a router is asked again where no server was lost: after failures it takes a minute until it trusts its workers again.
+_PATIENCE_S = (0.2, 15.0, 60.0)
 _KEEPALIVE_S = 4.0  # below the 5 s after which a server closes a connection that nobody uses
+
+
+@dataclass(frozen=True)
+class Router:
+    """Stands before servers and hands samples on to them; weights go to each server itself."""
+
+    address: str
+    workers: Callable[[Server], Awaitable[list[str]]]  # the addresses of the servers behind it
 
 
 class Fleet:
@@ -28,26 +39,31 @@ class Fleet:
 
     Args:
         options: `[engine]`.
-        served: the model that servers begin with.
+        kind: makes one of the servers, as `Server` is made.
         transfer: how weights reach them.
+        args: of servers that are started, without address and port.
         tell: told of what is started, lost and brought back.
-        server: makes what starts a server: of this machine, or one that does what `ServerProcess` does elsewhere.
+        start: makes what starts a server: of this machine, or one that does what `ServerProcess` does elsewhere.
+        router: what stands before the servers; None: samples go to each of them directly.
     """
 
     def __init__(
         self,
-        options: VLLMEngineOptions,
-        served: Served,
+        options: ServedEngineOptions,
+        kind: Callable[..., Server],
         transfer: WeightTransfer,
+        args: Sequence[str],
         *,
         tell: Callable[[str], None],
-        server: StartServer = ServerProcess,
+        start: StartServer,
+        router: Router | None = None,
     ) -> None:
-        self._server = server
         self.options, self.servers, self.num_restarts = options, list[Server](), 0
-        self._served, self._transfer, self._tell = served, transfer, tell
+        self._kind, self._args, self._start, self._router = kind, list(args), start, router
+        self._transfer, self._tell = transfer, tell
         self._folder: Path | None = None  # of the servers' logs
         self._processes: dict[str, Any] = {}  # by address, those that were started here
+        self._front: Server | None = None  # the router, asked for samples
         self._client: httpx2.AsyncClient | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._label = ""  # of the weights that were prepared last
@@ -59,39 +75,63 @@ class Fleet:
         loop = asyncio.get_running_loop()
         if self._loop is not loop:  # a client belongs to the loop that it was made in
             self._loop, self._client, self.servers, self._opening, self._asleep = loop, None, [], asyncio.Lock(), set()
+            self._front = None
         async with self._opening:
             if self.servers:
                 return False
             limits = httpx2.Limits(max_connections=None, keepalive_expiry=_KEEPALIVE_S)
             self._client = httpx2.AsyncClient(timeout=None, limits=limits, trust_env=False)
-            if not self.options.addresses and not self._processes:
+            if not self.options.addresses and not self._processes and self._router is None:
                 self._start_processes()
-            timeout_s = self.options.request_timeout_s
-            addresses = self.options.addresses or self._processes
-            servers = [Server(self._client, address, timeout_s=timeout_s) for address in addresses]
             try:
+                servers = [self._server(address) for address in await self._addresses()]
                 await together(map(self._until_up, servers))
             except LostError as error:
-                raise EngineError(f"a vLLM server was lost before it was up: {error}") from error
+                raise EngineError(f"a server was lost before it was up: {error}") from error
             self.servers = servers
             return True
 
+    def _server(self, address: str, **more: bool) -> Server:
+        return self._kind(self._client, address, timeout_s=self.options.request_timeout_s, **more)
+
+    async def _addresses(self) -> Iterable[str]:
+        """Where the servers are: those behind a router once it knows of some."""
+        if self._router is None:
+            return self.options.addresses or self._processes
+        front, workers, found = self._server(self._router.address, is_router=True), self._router.workers, list[str]()
+
+        async def has_workers() -> bool:
+            found[:] = await workers(front) if await front.is_healthy() else []
+            return bool(found)
+
+        await front.until_up(self.options.start_timeout_s, is_up=has_workers)
+        self._front = front
+        return found
+
     def _start_processes(self) -> None:
-        self._folder = Path(tempfile.mkdtemp(prefix="strop-vllm-"))
-        args = [*server_command(self._served, backend=self._transfer.backend), *self.options.server_args]
-        args += ["--enable-sleep-mode"] if self.options.sleep else []
+        self._folder = Path(tempfile.mkdtemp(prefix=f"strop-{self.options.kind}-"))
         for place in range(self.options.num_servers):
-            process = self._server(self.options.python, args, self._folder / f"server-{place}.log")
+            process = self._start(self.options.python, self._args, self._folder / f"server-{place}.log")
             self._processes[process.address] = (
                 process  # before it starts, so that it ends whatever becomes of the next one
             )
             process.start()
-            self._tell(f"vLLM server {process.address} starts; its log is {process.log}")
+            self._tell(f"{self._server(process.address)!r} starts; its log is {process.log}")
 
     async def _until_up(self, server: Server) -> None:
         process = self._processes.get(server.address)
         await server.until_up(self.options.start_timeout_s, still_runs=None if process is None else process.check)
-        await server.greet(self._transfer.init_info)
+        await server.greet()
+        await self._transfer.meet(server)
+
+    def for_samples(self) -> Server:
+        """Where the samples of the next prompt go: to the router, or to the server with the fewest in flight."""
+        return self._front or min(self.servers, key=lambda one: one.in_flight)
+
+    def has_sampled(self, server: Server) -> None:
+        """A sample came back: losses before it are no longer in a row. A router does not say who sampled."""
+        for one in (server, *self.servers) if server is self._front else (server,):
+            one.losses_in_a_row = 0
 
     async def give(self, weights: WeightSource, label: str, *, before: Callable[[], None]) -> int:
         """Give all servers these weights, under this label. Returns the bytes that were moved.
@@ -116,11 +156,11 @@ class Fleet:
     async def _deliver(self, server: Server) -> int:
         """Pause a server, hand it the newest weights, and let it go on."""
         await server.check_same()
-        await server.ask("POST", "/pause", mode=self.options.pause_mode)
+        await server.pause(self.options.pause_mode)
         try:
             return await self._transfer.deliver(server)
         finally:
-            await server.ask("POST", "/resume")
+            await server.resume()
 
     async def bring_back(self, server: Server, generation: int, reason: str) -> None:
         """Make a lost server one that holds the newest weights; whoever comes second waits for the first.
@@ -134,22 +174,55 @@ class Fleet:
             WaitError: it did not come back in time.
         """
         async with server.changing:
-            if server.generation == generation:
+            if server.generation != generation:
+                return
+            if server is self._front:
+                await self._look_behind(server, reason)
+            else:
                 await self._bring_back(server, reason)
+
+    async def _look_behind(self, router: Server, reason: str) -> None:
+        """Bring back the servers of a router that are lost, where a sample was; the router itself is waited for."""
+        self._count_loss(router, reason)
+
+        async def was_lost(server: Server) -> bool:
+            generation, said = server.generation, reason
+            try:
+                if await server.is_healthy():
+                    await server.check_same()
+                    return False
+            except LostError as error:
+                said = str(error)
+            await self.bring_back(server, generation, said)
+            return True
+
+        if not any(await together(map(was_lost, self.servers))):
+            await asyncio.sleep(_PATIENCE_S[min(router.losses_in_a_row, len(_PATIENCE_S)) - 1])
+        await router.until_up(self.options.start_timeout_s, is_up=router.is_healthy)
+        router.generation += 1
+
+    def _count_loss(self, server: Server, reason: str) -> None:
+        """One more in a row.
+
+        Raises:
+            EngineError: they are too many; it stays lost for whoever comes after.
+        """
+        process = self._processes.get(server.address)
+        if server.losses_in_a_row == self.options.max_restarts:
+            lines = f" Its last lines:\n{process.last_lines()}" if process is not None else ""
+            raise EngineError(
+                f"{server!r} was lost {self.options.max_restarts + 1} times in a row (engine.max_restarts = "
+                f"{self.options.max_restarts}): {reason.rstrip('.')}.{lines}"
+            )
+        server.losses_in_a_row += 1
 
     async def _bring_back(self, server: Server, reason: str) -> int:
         process = self._processes.get(server.address)
         while True:
-            if server.losses_in_a_row == self.options.max_restarts:  # it stays lost for whoever comes after
-                lines = f" Its last lines:\n{process.last_lines()}" if process is not None else ""
-                raise EngineError(
-                    f"{server!r} was lost {self.options.max_restarts + 1} times in a row (engine.max_restarts = "
-                    f"{self.options.max_restarts}): {reason.rstrip('.')}.{lines}"
-                )
-            server.losses_in_a_row += 1
+            self._count_loss(server, reason)
             self._tell(f"{server!r} is lost ({reason}). It gets the weights {self._label} when it is back.")
             try:
-                if process is not None and not await server.is_healthy():
+                if process is not None and not await server.is_up():
                     await asyncio.to_thread(process.start)
                     self._processes[process.address] = self._processes.pop(server.address)
                     server.address = process.address  # another one where it had to move
@@ -173,7 +246,7 @@ class Fleet:
 
     async def _rest(self, server: Server) -> None:
         with suppress(LostError):  # which is seen when it is woken
-            await server.ask("POST", "/sleep", level="1")
+            await server.sleep()
 
     async def wake(self) -> None:
         """Have those that rest be as before; one that was lost meanwhile is brought back."""
@@ -185,7 +258,7 @@ class Fleet:
     async def _wake(self, server: Server) -> None:
         generation = server.generation
         try:
-            await server.ask("POST", "/wake_up")
+            await server.wake_up()
         except LostError as error:
             await self.bring_back(server, generation, str(error))
 
@@ -194,7 +267,7 @@ class Fleet:
         client, self._client = self._client, None
         if client is not None and self._loop is asyncio.get_running_loop():
             await client.aclose()
-        processes, self._processes, self.servers = self._processes, {}, []
+        processes, self._processes, self.servers, self._front = self._processes, {}, [], None
         await together(asyncio.to_thread(process.stop) for process in processes.values())
         self._transfer.close()
         if self._folder is not None:

@@ -1,0 +1,1 @@
+"""Servers as an engine, whatever they run: what vLLM's and SGLang's have in common."""
