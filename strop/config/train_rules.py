@@ -42,12 +42,6 @@ def _engine(config: TrainConfig) -> Iterator[Problem]:
                 "weights, and adapters are not added to them yet.",
             )
         return
-    if config.lora.is_on:
-        yield Problem(
-            "lora.rank",
-            f"must be none with engine.kind = {config.engine.kind}, got {config.lora.rank}: servers are given whole weights, "
-            "and adapters are not added to them yet.",
-        )
     if config.engine.kind != "vllm":
         return
     asked = {f"eval.{f'sets.{name}.' if name else ''}": own.temperature for name, own in config.eval.all_sets.items()}

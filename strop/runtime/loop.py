@@ -102,7 +102,7 @@ async def _share_weights(session: Session) -> StepMetrics:
     session.publish()
     if session.engine is None:
         return {}
-    return await session.engine.update_weights(session.trainer.weights(), session.trainer.num_steps)
+    return await session.engine.update_weights(session.weights(), session.trainer.num_steps)
 
 
 def _save_if_taken_back(session: Session) -> None:

@@ -30,8 +30,8 @@ from strop.runtime.ranks import open_ranks
 from strop.runtime.run_folder import RunFolder
 from strop.runtime.teachers import Teachers, open_teachers
 from strop.runtime.writer import CheckpointWriter
-from strop.trainers import TorchCritic, TorchTrainer, attach_adapters, check_peft
-from strop.types import ConfigError, Engine, Group, Prompt
+from strop.trainers import TorchCritic, TorchTrainer, WholeWeights, attach_adapters, check_peft
+from strop.types import ConfigError, Engine, Group, Prompt, WeightSource
 
 
 @dataclass(frozen=True)
@@ -102,6 +102,11 @@ class Session(SamplingSession):
         self.trainer.publish()
         if self.critic is not None:
             self.critic.publish()
+
+    def weights(self) -> WeightSource:
+        """What the engine is given; the engine torch samples from these very tensors, in which adapters stand apart."""
+        is_of_model = self.config.engine.kind == "torch"
+        return list(self.trainer.model.named_parameters()) if is_of_model else self.trainer.weights()
 
     def mark_place(self) -> None:
         """A step, or its evaluation, is done: what was collected and drawn until here is what a checkpoint of it holds."""
@@ -286,8 +291,7 @@ def make_engine(config: TrainConfig, loaded: LoadedModel, console: Console) -> E
         from strop.runtime.cluster.servers import ServersOnNodes
 
         server = ServersOnNodes(config, room)
-    weights = list(model.named_parameters())
-    return engine(options, served, weights, stop_token_ids=ids, tell=console.warn, server=server)
+    return engine(options, served, WholeWeights(model), stop_token_ids=ids, tell=console.warn, server=server)
 
 
 def decoder(loaded: LoadedModel) -> Decode:

@@ -1,6 +1,6 @@
 """Models that learn."""
 
-from strop.trainers.adapters import attach_adapters, check_peft, has_adapters, merged, save_adapters
+from strop.trainers.adapters import WholeWeights, attach_adapters, check_peft, has_adapters, merged, save_adapters
 from strop.trainers.cutting import Costs, Cut, cheapest, cut, cut_batch
 from strop.trainers.layout import Layout, lay_out
 from strop.trainers.ranks import Ranks
@@ -19,6 +19,7 @@ __all__ = [
     "TorchCritic",
     "TorchTrainer",
     "ValueModel",
+    "WholeWeights",
     "attach_adapters",
     "body_of",
     "cheapest",

@@ -12,12 +12,14 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
+from torch import Tensor
 
 from strop.config.lora import ALL_LINEAR, LoraOptions
 from strop.types import UserError
 
 _NAME = "default"  # of the only adapter, as peft calls it
 _MARK = "lora_"  # in the names of its weights
+_BELOW = ".base_layer."  # in the names of those that it adapts
 
 
 def check_peft(options: LoraOptions) -> None:
@@ -96,6 +98,32 @@ def merged(model: Any) -> Any:
         setattr(whole.get_submodule(parent), last, layer.get_base_layer())
     del whole.peft_config
     return whole
+
+
+class WholeWeights:
+    """The weights of `merged(model)` under its names, bit for bit: base + scaling B A for each that is adapted. They are those
+    of whenever they are asked for, and no more than one adapted layer is a copy at a time. The model stays as it is."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+
+    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
+        layers = dict(_adapted_layers(self._model)) if has_adapters(self._model) else {}
+        for name, parameter in self._model.named_parameters():
+            layer, _, own = name.rpartition(_BELOW)
+            if layer in layers and own == "weight":
+                yield f"{layer}.{own}", _merged_weight(layers[layer])
+            elif layer in layers:
+                yield f"{layer}.{own}", parameter
+            elif _MARK not in name:
+                yield name, parameter
+
+
+@torch.no_grad()
+def _merged_weight(layer: Any) -> Tensor:
+    alone = copy.deepcopy(layer)
+    alone.merge()
+    return alone.get_base_layer().weight.detach()
 
 
 def save_adapters(model: Any, folder: Path) -> None:

@@ -16,7 +16,7 @@ from strop.algorithms import Objective, TrainableTokens
 from strop.config import TorchTrainerOptions
 from strop.data.batch import Batch
 from strop.trainers import state
-from strop.trainers.adapters import has_adapters, without_adapters
+from strop.trainers.adapters import WholeWeights, has_adapters, without_adapters
 from strop.trainers.forward import TokenScorer
 from strop.trainers.layout import LayoutKind
 from strop.trainers.layout_choice import Cutter
@@ -151,8 +151,8 @@ class TorchTrainer(Learner):
             )
 
     def weights(self) -> WeightSource:
-        """Parameters under their Hugging Face names, tied ones once."""
-        return list(self.model.named_parameters())
+        """Parameters under their Hugging Face names, tied ones once; adapters are added to what they adapt."""
+        return WholeWeights(self.model)
 
     @everywhere
     @torch.no_grad()

@@ -112,9 +112,22 @@ def test_a_server_that_is_not_there_ends_the_command_with_one_line_and_nothing_w
     assert "Traceback" not in done.err
 
 
-def test_several_processes_train_and_servers_sample(small, flags, tmp_path):
-    train(small, tmp_path / "of_2", *flags, "--num-processes", "2", "--num-steps", "2")
-    train(small, tmp_path / "of_1", "--num-steps", "2")
+def test_servers_sample_from_adapters_added_to_the_model(small, server, flags, tmp_path):
+    lora = ("--lora.rank", "4", "--lr", "0.05", "--run.checkpoint_every_steps", "1")
+    train(small, tmp_path / "own", *lora, "--num-steps", "3")
+    train(small, tmp_path / "served", *flags, *lora, "--num-steps", "2")
+    server.begin()
+    train(small, tmp_path / "served", *flags, *lora, "--num-steps", "3", "--resume")  # from adapters that have learned
+    for found, wanted in zip(numbers(tmp_path / "served"), numbers(tmp_path / "own"), strict=True):
+        assert found["loss"] == pytest.approx(wanted["loss"], rel=2e-3, abs=1e-4)
+        assert found["reward"] == wanted["reward"]
+        assert found["logprob_gap"] < 1e-4
+
+
+def test_several_processes_train_adapters_and_servers_sample(small, flags, tmp_path):
+    lora = ("--lora.rank", "4", "--lr", "0.05", "--num-steps", "2")
+    train(small, tmp_path / "of_2", *flags, *lora, "--num-processes", "2")
+    train(small, tmp_path / "of_1", *lora)
     for found, wanted in zip(numbers(tmp_path / "of_2"), numbers(tmp_path / "of_1"), strict=True):
         assert found["loss"] == pytest.approx(wanted["loss"], rel=2e-3, abs=1e-4)
         assert found["reward"] == wanted["reward"]

@@ -80,6 +80,7 @@ def test_a_temperature_that_vllm_does_not_take_is_refused_before_anything_starts
     assert message.startswith("rollout.temperature must be at most 2 with engine.kind = vllm, got 2.5: its servers")
 
 
-@pytest.mark.parametrize("kind", ["vllm", "sglang"])
-def test_adapters_are_refused_because_servers_take_whole_weights(kind):
-    assert refusal(kind, lora={"rank": 4}).startswith(f"lora.rank must be none with engine.kind = {kind}, got 4")
+def test_adapters_are_refused_beside_replicas_alone():
+    message = refusal("torch", num_replicas=2, lora={"rank": 4})
+    assert message.startswith("engine.num_replicas must be 0 with lora.rank = 4, got 2")
+    assert [config(kind, lora={"rank": 4}).kind for kind in ("vllm", "sglang")] == ["vllm", "sglang"]

@@ -13,11 +13,12 @@ from safetensors.torch import load_file
 from strop.config import TrainConfig, load_config
 from strop.config.lora import LoraOptions
 from strop.runtime.audit import audit
-from strop.trainers import attach_adapters, merged
+from strop.trainers import WholeWeights, attach_adapters, merged, save_adapters
 from strop.types import UserError
 
 pytest.importorskip("peft")
 ROWS = random_rows(2, vocab=tiny_models.VOCAB)
+_MATRICES = ("lora_A.default", "lora_B.default")
 LORA = ("--lora.rank", "4", "--num-steps", "3", "--lr", "0.05", "--checkpoint-every-steps", "1", "--coef", "0.1")
 
 
@@ -73,6 +74,36 @@ def test_the_merged_model_is_the_one_that_was_trained():
     assert parameters(whole).keys() == parameters(tiny_models.llama()).keys()
     torch.testing.assert_close(make_trainer(whole).logprobs(batch), trainer.logprobs(batch), rtol=1e-4, atol=1e-5)
     assert "lora" in repr(model)  # the trained one keeps its adapters
+
+
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # peft asks by an old name
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["llama", "qwen2", "gpt2", "tied_llama"])
+def test_the_weights_for_an_engine_are_those_that_peft_merges_under_the_names_of_the_model(name, dtype, tmp_path):
+    from peft import PeftModel
+
+    model = adapted(name, dtype=dtype, alpha=12)
+    trainer = make_trainer(model, lr=0.05)
+    trainer.step(make_batch(*ROWS), make_objective())
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    found = {name: w.detach().clone() for name, w in trainer.weights()}
+    plain = dict(tiny_models.BUILDERS[name]().to(dtype).named_parameters())
+    assert [(name, w.dtype, w.shape) for name, w in found.items()] == [(n, w.dtype, w.shape) for n, w in plain.items()]
+    assert sum(not torch.equal(w, plain[name]) for name, w in found.items()) == sum("lora_A" in n for n in before)
+    save_adapters(model, tmp_path)
+    whole = PeftModel.from_pretrained(tiny_models.BUILDERS[name]().to(dtype), tmp_path).merge_and_unload()
+    assert [name for name, w in whole.named_parameters() if not torch.equal(found[name], w)] == []
+    assert [name for name, w in trainer.weights() if not torch.equal(found[name], w)] == []  # as often as asked for
+    assert [name for name, w in model.named_parameters() if not torch.equal(before[name], w)] == []
+
+
+def test_a_matrix_for_an_engine_is_base_plus_scaling_times_b_a():
+    model = adapted(alpha=12)
+    make_trainer(model, lr=0.05).step(make_batch(*ROWS), make_objective())
+    name = "model.layers.1.mlp.up_proj"
+    base, a, b = (model.get_parameter(f"{name}.{part}.weight") for part in ("base_layer", *_MATRICES))
+    by_hand = base.double() + 12 / 4 * (b.double() @ a.double())
+    torch.testing.assert_close(dict(WholeWeights(model))[f"{name}.weight"].double(), by_hand, rtol=0, atol=1e-6)
 
 
 def test_adapters_of_a_bfloat16_model_learn_in_float32():

@@ -47,13 +47,13 @@ class GroupTransfer:
 
     def __init__(self, backend: Literal["nccl", "gloo"], *, timeout_s: float) -> None:
         self._backend, self._timeout_s = backend, timeout_s
-        self._weights: list[Named] = []
+        self._weights: WeightSource = []
         self._label = ""
         self._groups: dict[tuple[str, int], tuple[str, Any]] = {}  # by server and how often it was lost: name and group
 
     async def prepare(self, weights: WeightSource, label: str) -> None:
         """Nothing is copied: the trainer does not learn until the weights are delivered."""
-        self._weights, self._label = list(weights), label
+        self._weights, self._label = weights, label
 
     async def meet(self, server: SGLangServer) -> None:
         """Raises UserError where the ranks of a server are not what its group would have."""
@@ -113,7 +113,7 @@ class GroupTransfer:
         self._groups, self._weights = {}, []
 
 
-def _buckets(weights: list[Named]) -> Iterator[tuple[list[Named], bool]]:
+def _buckets(weights: WeightSource) -> Iterator[tuple[list[Named], bool]]:
     """Tensors in their order, so many at a time, and whether they are the last."""
     bucket: list[Named] = []
     for name, tensor in weights:

@@ -46,13 +46,14 @@ class DeviceTransfer:
                 f"engine.transfer = {backend} needs vLLM in strop's own environment, and it cannot be imported. Install it, or "
                 "use engine.transfer = files."
             )
-        self._weights: list[tuple[str, Any]] = []
+        self._weights: WeightSource = []
         self._label = ""
         self._groups: dict[tuple[str, int], Any] = {}  # by server and how often it was lost
 
     async def prepare(self, weights: WeightSource, label: str) -> None:
-        """Nothing is copied: the trainer does not learn until the weights are delivered."""
-        self._weights, self._label = list(weights), label
+        """Nothing is copied: the trainer does not learn until the weights are delivered. What is made for this alone has to
+        stay, within one GPU, until the server has read it there."""
+        self._weights, self._label = list(weights) if self.backend == "ipc" else weights, label
 
     async def meet(self, server: VLLMServer) -> None:
         """Each server is told of a group of its own when it is given weights."""
@@ -104,7 +105,7 @@ class _Client:
 class _Source:
     """Weights as vLLM's trainer side reads them."""
 
-    def __init__(self, weights: list[tuple[str, Any]]) -> None:
+    def __init__(self, weights: WeightSource) -> None:
         self.weights = weights
 
     def metadata(self) -> list[Any]:
