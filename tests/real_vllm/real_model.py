@@ -82,7 +82,7 @@ def servers_below(pid):
     return {
         below
         for child in children.get(pid, [])
-        if "strop_vllm.py" in _command(child)
+        if "ends_with_stdin.py" in _command(child)
         for below in _all_of(child, children)
     }
 
