@@ -59,9 +59,9 @@ def start(variables):
 
 
 @contextmanager
-def opened(num_processes, *, process_timeout_s=60.0):
+def opened(num_processes, *, process_timeout_s=60.0, **more):
     """Ranks, this process being rank 0."""
-    options = TorchTrainerOptions(num_processes=num_processes, process_timeout_s=process_timeout_s)
+    options = TorchTrainerOptions(num_processes=num_processes, process_timeout_s=process_timeout_s, **more)
     torch.set_num_threads(1)
     with patch.object(ranks, "start_process", start), ranks.open_ranks(options, device=torch.device("cpu")) as found:
         yield found

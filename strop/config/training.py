@@ -76,6 +76,14 @@ class TorchTrainerOptions(AdamWOptions):
         description="Processes that share weights, optimizer and the passes of a step (FSDP2), one a GPU; strop starts them on "
         "this machine. Under torchrun leave it out: there it is the number of processes launched.",
     )
+    tensor_parallel: int = Field(
+        default=1,
+        ge=1,
+        le=64,
+        description="Of the processes, how many divide each layer, the embedding and the head among them and make the same "
+        "passes: each has 1/n of every matrix. Must divide trainer.num_processes and the model's heads; 1 means that a process "
+        "has whole layers within a pass.",
+    )
     process_timeout_s: float = Field(
         default=600.0,
         gt=0,
@@ -90,6 +98,15 @@ class TorchTrainerOptions(AdamWOptions):
         description="CPU threads of torch; none, or more than there are cores, means all that this process may use, or its "
         "share of them beside others.",
     )
+
+    def problems(self) -> Iterator[Problem]:
+        yield from super().problems()
+        if self.num_processes % self.tensor_parallel:
+            yield Problem(
+                "tensor_parallel",
+                f"must divide trainer.num_processes, got {self.tensor_parallel} and {self.num_processes}. Set both, under a "
+                "launcher too.",
+            )
 
     def idle(self) -> Iterator[Idle]:
         if self.num_processes == 1:

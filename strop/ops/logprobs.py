@@ -88,7 +88,7 @@ def linear_logprobs(
     The backward pass computes each chunk's logits again: memory is O(chunk x V) instead of O(T x V), for one more
     matrix product.
 
-    With a group the vocabulary is split over its ranks: each has some rows of the head, those of rank 0 come first, and all have
+    With a group the vocabulary is split over its ranks: each has some rows of the head, those of rank 0 the first, and all have
     the same hidden states and targets. A rank holds its own columns of a chunk's logits alone; ranks exchange four numbers
     a token forward, and the gradient of the hidden states backward. All must go backward, with the same gradients.
 

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 
 from strop.trainers.ranks import Ranks
 from strop.trainers.sharding import Within, shard, skeleton
@@ -35,6 +35,7 @@ class _Make:
     device_type: str
     args: tuple[Any, ...]
     more: dict[str, Any]
+    tensor_parallel: int
 
 
 @dataclass(frozen=True)
@@ -53,10 +54,15 @@ class TogetherRanks(Ranks):
         local_rank: which of its machine's devices is this rank's.
         lost: called in rank 0 when the ranks are out of step, with the error that showed it; returns the one to raise, and
             ends the others.
+        tensor_parallel: ranks that divide each layer among them; rank 0's counts for all.
     """
 
-    def __init__(self, *, timeout_s: float, local_rank: int, lost: Lost | None = None) -> None:
+    def __init__(
+        self, *, timeout_s: float, local_rank: int, lost: Lost | None = None, tensor_parallel: int = 1
+    ) -> None:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        self._tensor_parallel = tensor_parallel
+        self._mesh: Any = None
         self._local_rank, self._lost = local_rank, lost
         patience = timedelta(seconds=timeout_s) if self.is_first else _FOR_EVER
         self._commands = dist.new_group(backend="gloo", timeout=patience)
@@ -82,7 +88,9 @@ class TogetherRanks(Ranks):
         self._device = next(model.parameters()).device
 
         def work() -> T:
-            self._send(_Make(len(self._learners), kind, skeleton(model), self._device.type, args, more))
+            bare, device_type = skeleton(model), self._device.type
+            self._send(_Make(len(self._learners), kind, bare, device_type, args, more, self._tensor_parallel))
+            self._arrange()
             learner = kind(model, *args, ranks=self, **more, **(here or {}))
             self._learners.append(learner)
             return learner
@@ -147,9 +155,19 @@ class TogetherRanks(Ranks):
         self._device = torch.device(command.device_type, index)
         if index is not None:  # not run in this project's CI
             torch.cuda.set_device(index)
+        self._tensor_parallel = command.tensor_parallel
+        self._arrange()
         self._learners.append(command.kind(command.skeleton, *command.args, ranks=self, **command.more))
 
     # ---- what all do together ----
+
+    def _arrange(self) -> None:
+        """Ranks that stand side by side divide layers; those at the same place among them have a share of a batch each, and a
+        part of the weights."""
+        if self._mesh is None:
+            shape = (self.size // self._tensor_parallel, self._tensor_parallel)
+            self._mesh = dist.init_device_mesh(self._device.type, shape, mesh_dim_names=("shares", "layers"))
+            self.share, self.num_shares = self.rank // self._tensor_parallel, shape[0]
 
     def place(self, model: Any) -> tuple[Any, Within]:
         return self._placed(model, skeleton(model))
@@ -158,12 +176,20 @@ class TogetherRanks(Ranks):
         return self._placed(model, skeleton(model).requires_grad_(False))
 
     def _placed(self, model: Any, bare: Any) -> tuple[Any, Within]:
-        mesh = dist.init_device_mesh(self._device.type, (self.size,))
+        split = None
+        if self._tensor_parallel > 1:
+            from strop.trainers.tensor_parallel import LayerSplit
+
+            split = LayerSplit(bare, self._mesh["layers"])
 
         def send(tensor: Tensor) -> None:
             dist.broadcast(tensor, src=0)
 
-        return shard(bare, mesh, self._device, send, whole=model if self.is_first else None)
+        whole = model if self.is_first else None
+        placed = shard(bare, self._mesh["shares"], self._device, send, whole=whole, split=split)
+        if split is not None:
+            split.check(model, *placed, self.first)
+        return placed
 
     @torch.no_grad()
     def publish(self, learning: Any, model: Any) -> None:
@@ -202,11 +228,15 @@ class TogetherRanks(Ranks):
         return values
 
     def summed(self, numbers: Tensor) -> Tensor:
-        dist.all_reduce(numbers)
+        dist.all_reduce(numbers, group=self._mesh.get_group("shares"))
         return numbers
 
     def full(self, tensor: Tensor) -> Tensor:
-        return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+        if not isinstance(tensor, DTensor):
+            return tensor
+        if tensor.device_mesh.ndim == 2:  # in the order in which it was divided
+            tensor = tensor.redistribute(placements=(Replicate(), tensor.placements[1]))
+        return tensor.full_tensor()
 
     @torch.no_grad()
     def fill(self, tensor: Tensor, values: Tensor | None) -> None:
@@ -214,7 +244,8 @@ class TogetherRanks(Ranks):
         whole = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
         if values is not None:
             whole.copy_(values)
-        tensor.copy_(distribute_tensor(whole, tensor.device_mesh, tensor.placements))
+        dist.broadcast(whole, src=0)
+        tensor.copy_(distribute_tensor(whole, tensor.device_mesh, tensor.placements, src_data_rank=None))
 
     def merged(self, metrics: StepMetrics) -> StepMetrics:
-        return merge_metrics(self.collected(metrics))
+        return merge_metrics(self.collected(metrics)[:: self._tensor_parallel])

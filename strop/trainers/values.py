@@ -36,6 +36,28 @@ class ValueModel(nn.Module):
         return self.body.dtype
 
     @property
+    def config(self) -> Any:
+        """Of the body."""
+        return self.body.config
+
+    @property
+    def base_model(self) -> Any:
+        """The body."""
+        return self.body
+
+    @property
+    def tp_plan(self) -> dict[str, str]:
+        """As transformers says of the body; the head stays whole."""
+        return {f"body.{name}": style for name, style in self.body.tp_plan.items()}
+
+    def get_input_embeddings(self) -> nn.Module:
+        """Of the body."""
+        return self.body.get_input_embeddings()
+
+    def get_output_embeddings(self) -> None:
+        """There is no head with tokens."""
+
+    @property
     def _no_split_modules(self) -> set[str]:
         """As transformers says of the body; the head's type is its own."""
         return {_Head.__name__, *(self.body._no_split_modules or ())}

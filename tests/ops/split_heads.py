@@ -20,7 +20,9 @@ def outcome(hidden, weight, bias, targets, **more):
     leaves = [None if t is None else t.clone().requires_grad_() for t in (hidden, weight, bias)]
     found = linear_logprobs(*leaves[:2], targets, bias=leaves[2], **more)
     weighed(found).backward()
-    return [None if t is None else t.detach() for t in (*found, *(None if leaf is None else leaf.grad for leaf in leaves))]
+    return [
+        None if t is None else t.detach() for t in (*found, *(None if leaf is None else leaf.grad for leaf in leaves))
+    ]
 
 
 class SplitHead:
