@@ -74,6 +74,10 @@ class Ranks:
         assert values is not None
         tensor.copy_(values)
 
+    def clip_gradients(self, parameters: list[Tensor], max_norm: float) -> Tensor:
+        """Scale gradients down to a global norm where theirs is larger; returns what it was."""
+        return torch.nn.utils.clip_grad_norm_(parameters, max_norm)
+
     def merged(self, metrics: StepMetrics) -> StepMetrics:
         """Metrics of all ranks as one."""
         return metrics

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -84,9 +85,7 @@ class _Planned:
         if module is self.head:
             return _HEAD
         if module is self.embedding:
-            if module.padding_idx is not None and self.is_tied:
-                raise self.refusal("its embedding is tied to the head and has a padding token: torch cannot divide it")
-            return _EMBEDDING if module.padding_idx is None else None
+            return _EMBEDDING
         if style is None:
             return None
         if style not in _STYLES:
@@ -132,6 +131,8 @@ class LayerSplit:
             style = self._styles.pop(path, None)
             if style is not None:
                 parallelize_module(module, self._mesh, style, src_data_rank=None)
+            if style is _EMBEDDING:
+                _keep_padding(module)
         if self._planned.is_tied:
             self._planned.head.weight = self._planned.embedding.weight
 
@@ -165,6 +166,18 @@ class LayerSplit:
                 )
 
         first(compare)
+
+
+def _keep_padding(embedding: Any) -> None:
+    """The vector of a padding token gets no gradient where it is read. torch finds it among the rows of a whole embedding only."""
+    padding, embedding.padding_idx = embedding.padding_idx, None
+    if padding is not None:
+        embedding.register_forward_hook(partial(_without_gradient, padding))
+
+
+def _without_gradient(padding: int, _: nn.Module, given: tuple[DTensor, ...], found: Tensor) -> Tensor:
+    is_padding = given[0].to_local() == padding
+    return torch.where(is_padding[..., None], found.detach(), found)
 
 
 def rows_here(head: nn.Linear) -> tuple[Tensor, Tensor | None, ProcessGroup | None]:

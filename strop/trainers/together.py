@@ -247,5 +247,22 @@ class TogetherRanks(Ranks):
         dist.broadcast(whole, src=0)
         tensor.copy_(distribute_tensor(whole, tensor.device_mesh, tensor.placements, src_data_rank=None))
 
+    @torch.no_grad()
+    def clip_gradients(self, parameters: list[Tensor], max_norm: float) -> Tensor:
+        gradients: list[DTensor] = [p.grad for p in parameters if isinstance(p.grad, DTensor)]
+        squares = torch.zeros((), device=self._device)
+        for is_copied in (False, True):  # those that ranks which divide layers have alike count once
+            parts = [g.to_local() for g in gradients if self._is_copied(g) == is_copied]
+            squares += torch.nn.utils.get_total_norm(parts) ** 2 / (self._tensor_parallel if is_copied else 1)
+        dist.all_reduce(squares)
+        norm = squares.sqrt()
+        scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)  # as torch's clip_grad_norm_ does
+        for gradient in gradients:
+            gradient.to_local().mul_(scale)
+        return norm
+
+    def _is_copied(self, tensor: DTensor) -> bool:
+        return tensor.device_mesh.ndim == 1 or tensor.placements[1].is_replicate()
+
     def merged(self, metrics: StepMetrics) -> StepMetrics:
         return merge_metrics(self.collected(metrics)[:: self._tensor_parallel])

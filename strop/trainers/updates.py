@@ -112,7 +112,7 @@ class Updates:
         if not math.isfinite(metrics["loss"].total):
             raise self._blaming(batch, weighted_loss)
         self._ranks.first(lambda: guard(metrics))
-        norm = self._clip_gradients()
+        norm = self._ranks.clip_gradients(list(self.parameters.values()), self.options.max_grad_norm)
         if not torch.isfinite(norm):
             raise self._blaming(batch, weighted_loss)
         lr = self._set_lr()
@@ -121,20 +121,6 @@ class Updates:
         self._masters.zero_grad()
         self.num_steps += 1
         return metrics | {"grad_norm": Metric.mean(float(norm), 1), "lr": Metric("max", lr)}
-
-    def _clip_gradients(self) -> Tensor:
-        """Scale the gradients down to the largest norm allowed; returns what their norm was."""
-        by_mesh: dict[Any, list[Tensor]] = {}  # of the ranks that a weight is divided over
-        for parameter in self.parameters.values():
-            by_mesh.setdefault(getattr(parameter, "device_mesh", None), []).append(parameter)
-        norms = [
-            self._ranks.full(torch.nn.utils.get_total_norm([p.grad for p in part if p.grad is not None]))
-            for part in by_mesh.values()
-        ]
-        norm = norms[0] if len(norms) == 1 else torch.stack(norms).norm()
-        for part in by_mesh.values():
-            torch.nn.utils.clip_grads_with_norm_(part, self.options.max_grad_norm, norm)
-        return norm
 
     def _accumulate(self, part: Batch, rows: RowSizes | None, weighted_loss: WeightedLoss) -> StepMetrics:
         """Forward and backward of one micro-batch; of an empty one a pass that learns nothing."""

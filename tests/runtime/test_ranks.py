@@ -86,6 +86,40 @@ def test_a_run_is_resumed_on_any_number_of_processes(small, runs, tmp_path, then
     check_close(folder, runs[then])
 
 
+def test_a_run_goes_on_with_its_layers_divided_and_then_without(small, runs, tmp_path):
+    flags, divided = (*small.eval_flags, "--eval.every_steps", "2"), ("--tensor-parallel", "2")
+
+    def goes_on(then, name, step, *more):
+        folder = tmp_path / name
+        shutil.copytree(then, folder)
+        return run(small, folder, *more, *flags, "--resume", f"step_{step:06d}")
+
+    first = goes_on(runs[1], "divided", 1, 2, *divided)
+    again = goes_on(first, "again", 3, 2, *divided)
+    assert metrics(again) == metrics(first)
+    assert same_weights(again / "model", first / "model")
+    for folder in (first, goes_on(first, "alone", 2, 1)):
+        check_close(folder, runs[1])
+
+
+def test_a_model_that_cannot_be_divided_is_refused(small, tmp_path):
+    for flags, reason in (
+        (("--num-processes", "3", "--tensor-parallel", "3"), "trainer.tensor_parallel must divide num_attention_heads"),
+        (
+            ("--num-processes", "3", "--tensor-parallel", "2"),
+            "trainer.tensor_parallel must divide trainer.num_processes",
+        ),
+        (("--tensor-parallel", "2"), "trainer.tensor_parallel must divide trainer.num_processes, got 2 and 1"),
+        (
+            ("--num-processes", "2", "--tensor-parallel", "2", "--lora.rank", "2"),
+            "trainer.tensor_parallel must be 1 with lora.rank = 2, got 2",
+        ),
+    ):
+        done = strop("train", small.train, *flags, "--run.folder", tmp_path / "run")
+        assert (done.code, reason in done.err) == (2, True), done
+        assert not (tmp_path / "run").exists()
+
+
 def test_a_step_of_two_processes_is_redone_to_the_bit(runs, tmp_path):
     done = strop("replay", runs[2], "--step", "3")
     assert done.code == 0, done.err

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 # reason -> flags
 _REASONS: dict[str, str] = {
-    "strop's trainer divides weights and batches over trainer.num_processes, and has no other parallelism.": """
+    "strop's trainer divides weights and batches over trainer.num_processes, layers over trainer.tensor_parallel of them, and has no "
+    "other parallelism.": """
         --tensor-model-parallel-size --sequence-parallel --pipeline-model-parallel-size --context-parallel-size
         --expert-model-parallel-size --expert-tensor-parallel-size --decoder-first-pipeline-num-layers
         --decoder-last-pipeline-num-layers --num-layers-per-virtual-pipeline-stage --virtual-pipeline-model-parallel-size
