@@ -84,6 +84,14 @@ class TorchTrainerOptions(AdamWOptions):
         "passes: each has 1/n of every matrix. Must divide trainer.num_processes and the model's heads; 1 means that a process "
         "has whole layers within a pass.",
     )
+    context_parallel: int = Field(
+        default=1,
+        ge=1,
+        le=64,
+        description="Of the processes, how many divide the tokens of every row among them, for long sequences: each keeps 1/n "
+        "of the activations, and has all tokens of 1/n of the heads in attention. Must divide the model's heads, and, times "
+        "trainer.tensor_parallel, trainer.num_processes.",
+    )
     process_timeout_s: float = Field(
         default=600.0,
         gt=0,
@@ -101,11 +109,20 @@ class TorchTrainerOptions(AdamWOptions):
 
     def problems(self) -> Iterator[Problem]:
         yield from super().problems()
-        if self.num_processes % self.tensor_parallel:
+        if self.num_processes % (self.tensor_parallel * self.context_parallel):
+            key, beside = "tensor_parallel", ""
+            if self.context_parallel > 1:
+                key, beside = "context_parallel", f", times trainer.tensor_parallel = {self.tensor_parallel},"
             yield Problem(
-                "tensor_parallel",
-                f"must divide trainer.num_processes, got {self.tensor_parallel} and {self.num_processes}. Set both, under a "
-                "launcher too.",
+                key,
+                f"must{beside} divide trainer.num_processes = {self.num_processes}, got {getattr(self, key)}. Set both, "
+                "under a launcher too.",
+            )
+        if self.context_parallel > 1 and self.layout not in ("auto", "padded"):
+            yield Problem(
+                "layout",
+                f"must be padded or auto with trainer.context_parallel = {self.context_parallel}, got {self.layout}: a row "
+                "that is divided has one sequence.",
             )
 
     def idle(self) -> Iterator[Idle]:

@@ -95,6 +95,7 @@ def open_ranks(options: TorchTrainerOptions, *, device: torch.device) -> Iterato
                 timeout_s=options.process_timeout_s,
                 lost=group.lost,
                 tensor_parallel=options.tensor_parallel,
+                context_parallel=options.context_parallel,
             )
         yield group.ranks
     finally:

@@ -56,8 +56,16 @@ class TokenScorer(RowReader):
     def _score(
         self, batch: Batch, laid: Layout, temperature: float, with_entropy: bool
     ) -> tuple[Tensor, Tensor | None]:
-        predicting = laid.before[batch.loss_mask].to(self.device)
-        targets = batch.tokens[batch.loss_mask].to(self.device)
+        number = int(batch.loss_mask.sum())
+        mine = self._part(number)
+        predicting = laid.before[batch.loss_mask][mine].to(self.device)
+        targets = batch.tokens[batch.loss_mask][mine].to(self.device)
+        logprobs, entropy = self._score_targets(laid, predicting, targets, temperature, with_entropy)
+        return self._joined(logprobs, number), None if entropy is None else self._joined(entropy, number)
+
+    def _score_targets(
+        self, laid: Layout, predicting: Tensor, targets: Tensor, temperature: float, with_entropy: bool
+    ) -> tuple[Tensor, Tensor | None]:
         if self._has_plain_head:
             weight, bias, group = self._head_rows()
             hidden = self._body(laid).flatten(0, 1)[predicting].to(weight.dtype)  # some bodies end in float32

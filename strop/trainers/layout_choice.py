@@ -33,6 +33,9 @@ class Cutter:
     ) -> None:
         self._max_tokens, self._costs, self._ranks = max_tokens, costs_of(reader.model), ranks or Ranks()
         self._kinds: list[LayoutKind]
+        if self._ranks.divides_rows:
+            self._kinds = ["padded"]  # another layout is refused by the options
+            return
         if layout == "auto":
             self._kinds = ["padded", *(kind for kind in _ASKED if not reader.fault_of(kind))]
             return

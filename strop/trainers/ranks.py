@@ -20,7 +20,11 @@ class Ranks:
     """One process: whatever is summed, gathered or agreed on is its own. Several are a `TogetherRanks`."""
 
     rank, size = 0, 1
-    share, num_shares = 0, 1  # of a batch: which one this rank has, of how many; ranks that divide layers have the same
+    share, num_shares = (
+        0,
+        1,
+    )  # of a batch: which one this rank has, of how many; ranks that divide layers or rows have the same
+    divides_rows = False
     is_whole = True  # False once a rank is lost: nothing can be asked of the others any more
 
     @property

@@ -14,6 +14,7 @@ from strop.types import ModelError
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
+    from strop.trainers.context_parallel import ContextSplit
     from strop.trainers.tensor_parallel import LayerSplit
 
 T = TypeVar("T")
@@ -26,11 +27,12 @@ class Within(nn.Module):
     Args:
         model: its layers are sharded already.
         dtype: that it computes in; its weights may be float32 masters of it.
+        context: divides rows over ranks, and what is computed of them.
     """
 
-    def __init__(self, model: Any, dtype: torch.dtype) -> None:
+    def __init__(self, model: Any, dtype: torch.dtype, context: ContextSplit | None = None) -> None:
         super().__init__()
-        self.model, self.dtype = model, dtype
+        self.model, self.dtype, self.context = model, dtype, context
 
     def forward(self, work: Callable[[], T]) -> T:
         return work()
@@ -62,6 +64,7 @@ def shard(
     *,
     whole: Any = None,
     split: LayerSplit | None = None,
+    context: ContextSplit | None = None,
 ) -> tuple[Any, Within]:
     """Fill a skeleton, one layer after the other, with the values of rank 0, and leave each rank its part of every weight.
 
@@ -75,6 +78,7 @@ def shard(
         send: fills a tensor, on the device, with what rank 0 has in it.
         whole: in rank 0 the model with its weights.
         split: divides layers over other ranks first.
+        context: divides rows over some of the ranks of the mesh.
 
     Raises:
         ModelError: weights of one layer learn in several types.
@@ -95,7 +99,7 @@ def shard(
     _materialise(model, "", values, made, device, send)
     if split is not None:
         split.apply(model, "")
-    within = Within(model, dtype)
+    within = Within(model, dtype, context)
     fully_shard(within, mesh=mesh, reshard_after_forward=True, **precision)
     for part in (*sharded, within):
         part.set_gradient_divide_factor(1.0)  # a sum: token weights belong to the whole step

@@ -20,8 +20,6 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from strop.trainers.rows import are_equal, gap
-from strop.trainers.sharding import Within
 from strop.types import UserError
 
 # transformers' names of what is done with a layer; those of experts and of fused matrices are others
@@ -136,40 +134,14 @@ class LayerSplit:
         if self._planned.is_tied:
             self._planned.head.weight = self._planned.embedding.weight
 
-    @torch.no_grad()
-    def check(self, whole: Any, divided: Any, within: Within, first: Callable[[Callable[[], None]], None]) -> None:
-        """Compare hidden states of a row with those of the model that was divided.
-
-        Args:
-            whole: that model, in rank 0.
-            first: has rank 0 do something.
-
-        Raises:
-            UserError: they are others.
-        """
-
-        def read(model: Any) -> Tensor:
-            row = torch.arange(4, device=next(model.parameters()).device)[None]
-            row = row % model.config.get_text_config().vocab_size
-            return model.base_model(input_ids=row, use_cache=False).last_hidden_state
-
-        try:
-            found = within(lambda: read(divided))
-        except Exception as error:  # another library's model raises whatever it likes
-            raise self._planned.refusal(f"divided it cannot run ({type(error).__name__}: {error})") from error
-
-        def compare() -> None:
-            wanted = read(whole)
-            if not are_equal(found, wanted, rounding=1e-4):  # sums over ranks, in another order
-                raise self._planned.refusal(
-                    f"divided it does not compute the same (numbers differ by {gap(found, wanted):.2g})"
-                )
-
-        first(compare)
+    @property
+    def refusal(self) -> Callable[[str], UserError]:
+        """An error that says why the model cannot be divided."""
+        return self._planned.refusal
 
 
 def _keep_padding(embedding: Any) -> None:
-    """The vector of a padding token gets no gradient where it is read. torch finds it among the rows of a whole embedding only."""
+    """The vector of a padding token gets no gradient where it is read; torch finds it in a whole embedding only."""
     padding, embedding.padding_idx = embedding.padding_idx, None
     if padding is not None:
         embedding.register_forward_hook(partial(_without_gradient, padding))

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 
+from strop.trainers.divided import check_divided
 from strop.trainers.ranks import Ranks
 from strop.trainers.sharding import Within, shard, skeleton
 from strop.types import GuardError, ModelError, StepMetrics, StropError, merge_metrics
@@ -36,6 +37,7 @@ class _Make:
     args: tuple[Any, ...]
     more: dict[str, Any]
     tensor_parallel: int
+    context_parallel: int
 
 
 @dataclass(frozen=True)
@@ -54,15 +56,24 @@ class TogetherRanks(Ranks):
         local_rank: which of its machine's devices is this rank's.
         lost: called in rank 0 when the ranks are out of step, with the error that showed it; returns the one to raise, and
             ends the others.
-        tensor_parallel: ranks that divide each layer among them; rank 0's counts for all.
+        tensor_parallel, context_parallel: ranks that divide each layer, or each row, among them; rank 0's count for all, when a
+            learner is made.
     """
 
     def __init__(
-        self, *, timeout_s: float, local_rank: int, lost: Lost | None = None, tensor_parallel: int = 1
+        self,
+        *,
+        timeout_s: float,
+        local_rank: int,
+        lost: Lost | None = None,
+        tensor_parallel: int = 1,
+        context_parallel: int = 1,
     ) -> None:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
-        self._tensor_parallel = tensor_parallel
+        self.tensor_parallel, self.context_parallel = tensor_parallel, context_parallel
+        self._arranged = (0, 0)
         self._mesh: Any = None
+        self._rows: Any = None  # the ranks that divide rows with this one
         self._local_rank, self._lost = local_rank, lost
         patience = timedelta(seconds=timeout_s) if self.is_first else _FOR_EVER
         self._commands = dist.new_group(backend="gloo", timeout=patience)
@@ -89,7 +100,18 @@ class TogetherRanks(Ranks):
 
         def work() -> T:
             bare, device_type = skeleton(model), self._device.type
-            self._send(_Make(len(self._learners), kind, bare, device_type, args, more, self._tensor_parallel))
+            self._send(
+                _Make(
+                    len(self._learners),
+                    kind,
+                    bare,
+                    device_type,
+                    args,
+                    more,
+                    self.tensor_parallel,
+                    self.context_parallel,
+                )
+            )
             self._arrange()
             learner = kind(model, *args, ranks=self, **more, **(here or {}))
             self._learners.append(learner)
@@ -155,19 +177,30 @@ class TogetherRanks(Ranks):
         self._device = torch.device(command.device_type, index)
         if index is not None:  # not run in this project's CI
             torch.cuda.set_device(index)
-        self._tensor_parallel = command.tensor_parallel
+        self.tensor_parallel, self.context_parallel = command.tensor_parallel, command.context_parallel
         self._arrange()
         self._learners.append(command.kind(command.skeleton, *command.args, ranks=self, **command.more))
 
     # ---- what all do together ----
 
     def _arrange(self) -> None:
-        """Ranks that stand side by side divide layers; those at the same place among them have a share of a batch each, and a
-        part of the weights."""
-        if self._mesh is None:
-            shape = (self.size // self._tensor_parallel, self._tensor_parallel)
-            self._mesh = dist.init_device_mesh(self._device.type, shape, mesh_dim_names=("shares", "layers"))
-            self.share, self.num_shares = self.rank // self._tensor_parallel, shape[0]
+        """Ranks side by side divide layers. Those at the same place among them have a part of the weights each; so many of
+        them as divide rows, side by side, have one share of a batch."""
+        if self._arranged == (self.tensor_parallel, self.context_parallel):
+            return
+        self._arranged = (self.tensor_parallel, self.context_parallel)
+        shape = (self.size // self.tensor_parallel, self.tensor_parallel)
+        self._mesh = dist.init_device_mesh(self._device.type, shape, mesh_dim_names=("shards", "layers"))
+        together = self.tensor_parallel * self.context_parallel
+        self.share, self.num_shares = self.rank // together, self.size // together
+        self.divides_rows = self.context_parallel > 1
+        if self.divides_rows:
+            members = [
+                list(range(first + layer, first + together, self.tensor_parallel))
+                for first in range(0, self.size, together)
+                for layer in range(self.tensor_parallel)
+            ]
+            self._rows, _ = dist.new_subgroups_by_enumeration(members)
 
     def place(self, model: Any) -> tuple[Any, Within]:
         return self._placed(model, skeleton(model))
@@ -176,19 +209,24 @@ class TogetherRanks(Ranks):
         return self._placed(model, skeleton(model).requires_grad_(False))
 
     def _placed(self, model: Any, bare: Any) -> tuple[Any, Within]:
-        split = None
-        if self._tensor_parallel > 1:
+        split = context = None
+        if self.tensor_parallel > 1:
             from strop.trainers.tensor_parallel import LayerSplit
 
             split = LayerSplit(bare, self._mesh["layers"])
+        if self.divides_rows:
+            from strop.trainers.context_parallel import ContextSplit
+
+            context = ContextSplit(bare, self._rows, tensor_parallel=self.tensor_parallel)
 
         def send(tensor: Tensor) -> None:
             dist.broadcast(tensor, src=0)
 
         whole = model if self.is_first else None
-        placed = shard(bare, self._mesh["shares"], self._device, send, whole=whole, split=split)
-        if split is not None:
-            split.check(model, *placed, self.first)
+        placed = shard(bare, self._mesh["shards"], self._device, send, whole=whole, split=split, context=context)
+        divides = split or context
+        if divides is not None:
+            check_divided(model, *placed, self.first, divides.refusal)
         return placed
 
     @torch.no_grad()
@@ -228,7 +266,9 @@ class TogetherRanks(Ranks):
         return values
 
     def summed(self, numbers: Tensor) -> Tensor:
-        dist.all_reduce(numbers, group=self._mesh.get_group("shares"))
+        if self.divides_rows and self._rows.rank() > 0:
+            numbers.zero_()  # those that divide rows have the same
+        dist.all_reduce(numbers, group=self._mesh.get_group("shards"))
         return numbers
 
     def full(self, tensor: Tensor) -> Tensor:
@@ -253,7 +293,7 @@ class TogetherRanks(Ranks):
         squares = torch.zeros((), device=self._device)
         for is_copied in (False, True):  # those that ranks which divide layers have alike count once
             parts = [g.to_local() for g in gradients if self._is_copied(g) == is_copied]
-            squares += torch.nn.utils.get_total_norm(parts) ** 2 / (self._tensor_parallel if is_copied else 1)
+            squares += torch.nn.utils.get_total_norm(parts) ** 2 / (self.tensor_parallel if is_copied else 1)
         dist.all_reduce(squares)
         norm = squares.sqrt()
         scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)  # as torch's clip_grad_norm_ does
@@ -265,4 +305,4 @@ class TogetherRanks(Ranks):
         return tensor.device_mesh.ndim == 1 or tensor.placements[1].is_replicate()
 
     def merged(self, metrics: StepMetrics) -> StepMetrics:
-        return merge_metrics(self.collected(metrics)[:: self._tensor_parallel])
+        return merge_metrics(self.collected(metrics)[:: self.tensor_parallel * self.context_parallel])

@@ -109,8 +109,9 @@ class ValueScorer(RowReader):
         its log-probability is: it is the value of the state in which the token is chosen."""
         with self.explaining(batch, layout):
             laid = lay_out(batch, layout, rows)
-            before = laid.before[batch.loss_mask].to(self.device)
-            return self._run(lambda: self._foresee(laid, before)).squeeze(-1)
+            before = laid.before[batch.loss_mask]
+            mine = before[self._part(len(before))].to(self.device)
+            return self._run(lambda: self._joined(self._foresee(laid, mine), len(before))).squeeze(-1)
 
     def _foresee(self, laid: Layout, before: Tensor) -> Tensor:
         hidden = self.model(**self._inputs(laid)).last_hidden_state.flatten(0, 1)[before]

@@ -107,9 +107,9 @@ def test_a_model_that_cannot_be_divided_is_refused(small, tmp_path):
         (("--num-processes", "3", "--tensor-parallel", "3"), "trainer.tensor_parallel must divide num_attention_heads"),
         (
             ("--num-processes", "3", "--tensor-parallel", "2"),
-            "trainer.tensor_parallel must divide trainer.num_processes",
+            "trainer.tensor_parallel must divide trainer.num_processes = 3, got 2",
         ),
-        (("--tensor-parallel", "2"), "trainer.tensor_parallel must divide trainer.num_processes, got 2 and 1"),
+        (("--tensor-parallel", "2"), "trainer.tensor_parallel must divide trainer.num_processes = 1, got 2"),
         (
             ("--num-processes", "2", "--tensor-parallel", "2", "--lora.rank", "2"),
             "trainer.tensor_parallel must be 1 with lora.rank = 2, got 2",
