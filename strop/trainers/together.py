@@ -36,8 +36,7 @@ class _Make:
     device_type: str
     args: tuple[Any, ...]
     more: dict[str, Any]
-    tensor_parallel: int
-    context_parallel: int
+    divided: tuple[int, int]  # layers, rows
 
 
 @dataclass(frozen=True)
@@ -99,19 +98,8 @@ class TogetherRanks(Ranks):
         self._device = next(model.parameters()).device
 
         def work() -> T:
-            bare, device_type = skeleton(model), self._device.type
-            self._send(
-                _Make(
-                    len(self._learners),
-                    kind,
-                    bare,
-                    device_type,
-                    args,
-                    more,
-                    self.tensor_parallel,
-                    self.context_parallel,
-                )
-            )
+            divided = self.tensor_parallel, self.context_parallel
+            self._send(_Make(len(self._learners), kind, skeleton(model), self._device.type, args, more, divided))
             self._arrange()
             learner = kind(model, *args, ranks=self, **more, **(here or {}))
             self._learners.append(learner)
@@ -177,7 +165,7 @@ class TogetherRanks(Ranks):
         self._device = torch.device(command.device_type, index)
         if index is not None:  # not run in this project's CI
             torch.cuda.set_device(index)
-        self.tensor_parallel, self.context_parallel = command.tensor_parallel, command.context_parallel
+        self.tensor_parallel, self.context_parallel = command.divided
         self._arrange()
         self._learners.append(command.kind(command.skeleton, *command.args, ranks=self, **command.more))
 

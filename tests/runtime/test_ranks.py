@@ -86,7 +86,7 @@ def test_a_run_is_resumed_on_any_number_of_processes(small, runs, tmp_path, then
     check_close(folder, runs[then])
 
 
-def test_a_run_goes_on_with_its_layers_divided_and_then_without(small, runs, tmp_path):
+def test_a_run_goes_on_with_its_layers_divided_and_then_its_rows_or_nothing(small, runs, tmp_path):
     flags, divided = (*small.eval_flags, "--eval.every_steps", "2"), ("--tensor-parallel", "2")
 
     def goes_on(then, name, step, *more):
@@ -98,7 +98,7 @@ def test_a_run_goes_on_with_its_layers_divided_and_then_without(small, runs, tmp
     again = goes_on(first, "again", 3, 2, *divided)
     assert metrics(again) == metrics(first)
     assert same_weights(again / "model", first / "model")
-    for folder in (first, goes_on(first, "alone", 2, 1)):
+    for folder in (first, goes_on(first, "alone", 2, 1), goes_on(first, "rows", 2, 2, "--context-parallel", "2")):
         check_close(folder, runs[1])
 
 
@@ -108,6 +108,14 @@ def test_a_model_that_cannot_be_divided_is_refused(small, tmp_path):
         (
             ("--num-processes", "3", "--tensor-parallel", "2"),
             "trainer.tensor_parallel must divide trainer.num_processes = 3, got 2",
+        ),
+        (
+            ("--num-processes", "2", "--tensor-parallel", "2", "--context-parallel", "2"),
+            "trainer.context_parallel must, times trainer.tensor_parallel = 2, divide trainer.num_processes = 2, got 2",
+        ),
+        (
+            ("--num-processes", "2", "--context-parallel", "2", "--layout", "packed"),
+            "trainer.layout must be padded or auto with trainer.context_parallel = 2, got packed",
         ),
         (("--tensor-parallel", "2"), "trainer.tensor_parallel must divide trainer.num_processes = 1, got 2"),
         (

@@ -26,6 +26,7 @@ _ONLY_FOR = {
         "max_tokens_in_flight",
         "num_processes",
         "tensor_parallel",
+        "context_parallel",
     ),
     "threads": ("num_threads",),
     "servers": (

@@ -283,7 +283,7 @@ class Runs:
         given = self._given | scenario.overrides(tree.values(self.config), self.folder)
         if path == "trainer.process_timeout_s":  # in one process it cannot be set
             given["trainer.num_processes"] = min(self.config.trainer.num_processes, 2)
-        elif path == "trainer.tensor_parallel":
+        elif path in ("trainer.tensor_parallel", "trainer.context_parallel"):
             given["trainer.num_processes"] = 2
         for kind in (name for name in changed if self._kinds_of(name)):
             table = kind.removesuffix(".kind")

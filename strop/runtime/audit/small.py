@@ -40,7 +40,7 @@ _MOST = {
 }
 _MOST_IN_EVALUATION = {"max_response_tokens": 6, "num_samples": 2, "size": 6, "max_prompts": 6}
 _PROMPT_CHARACTERS = 8
-_OF_PROCESSES = ("num_processes", "process_timeout_s", "tensor_parallel")
+_OF_PROCESSES = ("num_processes", "process_timeout_s", "tensor_parallel", "context_parallel")
 
 
 def made_small(config: TrainConfig | SFTConfig, folder: Path, server: str) -> Iterator[Values]:
