@@ -8,6 +8,7 @@ import time
 from contextlib import contextmanager
 from unittest.mock import patch
 
+import pytest
 import torch
 
 from strop.cli import main
@@ -56,6 +57,13 @@ def start(variables):
     process.start()
     started.append(Forked(process))
     return started[-1]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def forked_ranks():
+    """For files that import it: ranks come from a process that has imported everything, which costs a tenth."""
+    with patch.object(ranks, "start_process", start):
+        yield
 
 
 @contextmanager

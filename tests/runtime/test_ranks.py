@@ -16,7 +16,7 @@ import tiny_models
 import torch
 from commands.small_runs import ENVIRONMENT, metrics, read_lines, same_weights, small_once, strop, weights
 from processes import is_running
-from rank_processes import Breaks
+from rank_processes import Breaks, forked_ranks  # noqa: F401 - a fixture of this file
 
 from strop.config import TorchTrainerOptions
 from strop.runtime import ranks as of_rank_0
@@ -27,15 +27,6 @@ from strop.types import StropError, UserError, WaitError
 @pytest.fixture(scope="module")
 def small(tmp_path_factory):
     return small_once(tmp_path_factory)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def forked():
-    """Ranks come from a process that has imported everything, which costs a tenth."""
-    patch = pytest.MonkeyPatch()
-    patch.setattr(of_rank_0, "start_process", rank_processes.start)
-    yield
-    patch.undo()
 
 
 SHORT = ("--num-steps", "4", "--lr", "1e-3", "--coef", "0.05")
