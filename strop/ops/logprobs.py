@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from strop.ops.vocabulary import SUMMARY_SIZE, VocabularyPart, subtracted
+from strop.ops.vocabulary import SUMMARY_SIZE, VocabularyPart
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -138,6 +138,14 @@ def _chunk_logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperatu
     return logits.to(torch.promote_types(logits.dtype, torch.float32)).div_(temperature)
 
 
+def _chunk_log_p(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float, normalizer: Tensor | None = None
+) -> Tensor:
+    """Log-probabilities of a chunk; its logits are gone."""
+    z = _chunk_logits(hidden, weight, bias, temperature)
+    return z.log_softmax(-1) if normalizer is None else VocabularyPart.log_softmax(z, normalizer)
+
+
 class _LinearLogprobs(torch.autograd.Function):
     @staticmethod
     def forward(ctx, hidden, weight, bias, targets, temperature, with_entropy, vocabulary):
@@ -147,15 +155,16 @@ class _LinearLogprobs(torch.autograd.Function):
             logprobs = torch.empty(targets.shape, dtype=dtype, device=hidden.device)
             entropy = torch.empty_like(logprobs)
             for part in _chunks(len(targets)):
-                log_p = _chunk_logits(hidden[part], weight, bias, temperature).log_softmax(-1)
+                log_p = _chunk_log_p(hidden[part], weight, bias, temperature)
                 logprobs[part] = log_p.gather(-1, targets[part, None]).squeeze(-1)
                 if with_entropy:
                     entropy[part] = -(log_p.exp() * log_p).sum(-1)
         else:
             mine = torch.empty(len(targets), SUMMARY_SIZE, dtype=dtype, device=hidden.device)
             for part in _chunks(len(targets)):
-                logits = _chunk_logits(hidden[part], weight, bias, temperature)
-                mine[part] = vocabulary.summary(logits, targets[part], with_entropy=with_entropy)
+                z = _chunk_logits(hidden[part], weight, bias, temperature)
+                mine[part] = vocabulary.summary(z, targets[part], with_entropy=with_entropy)
+                del z  # before the next one
             logprobs, entropy, normalizer = vocabulary.combined(mine)
         if not with_entropy:
             entropy = logprobs.new_zeros(())
@@ -177,8 +186,9 @@ class _LinearLogprobs(torch.autograd.Function):
         of_weight = torch.zeros_like(weight, dtype=wide) if needs_weight else None
         of_bias = torch.zeros(len(weight), dtype=wide, device=weight.device) if needs_bias else None
         for part in _chunks(len(targets)):
-            logits = _chunk_logits(hidden[part], weight, bias, ctx.temperature)
-            log_p = logits.log_softmax(-1) if normalizer is None else subtracted(logits, normalizer[part])
+            log_p = _chunk_log_p(
+                hidden[part], weight, bias, ctx.temperature, None if normalizer is None else normalizer[part]
+            )
             p = log_p.exp()
             # d logprob_t / d z_v = [v = target] - p_v;    d entropy / d z_v = -p_v (log p_v + entropy)
             grad = p * -grad_logprobs[part, None]

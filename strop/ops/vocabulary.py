@@ -75,6 +75,12 @@ class VocabularyPart:
         entropy = -(torch.where(total > 0, shift.exp(), 0.0) * (below + total * shift)).sum(0)
         return target.sum(0) - top - log_total, entropy, torch.stack([top, log_total], -1)
 
+    @staticmethod
+    def log_softmax(z: Tensor, normalizer: Tensor) -> Tensor:
+        """Log-probabilities of this rank's logits z [t, size], in their place, by what `combined` says of these tokens."""
+        top, log_total = normalizer.unbind(-1)
+        return z.sub_(top[:, None]).sub_(log_total[:, None])
+
     def add_at(self, grad: Tensor, targets: Tensor, values: Tensor) -> None:
         """Add values [t] to grad [t, size] at the targets that are this rank's."""
         if self.size:
@@ -89,9 +95,3 @@ class VocabularyPart:
     def add_up(self, share: Tensor) -> None:
         """Make a tensor the sum of all ranks'."""
         dist.all_reduce(share, group=self.group)
-
-
-def subtracted(z: Tensor, normalizer: Tensor) -> Tensor:
-    """Log-probabilities of logits z [t, v], in their place, by what `combined` says of these tokens."""
-    top, log_total = normalizer.unbind(-1)
-    return z.sub_(top[:, None]).sub_(log_total[:, None])
