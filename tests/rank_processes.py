@@ -47,7 +47,14 @@ def _context():
     context = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
     if sys.platform == "linux":
         context.set_forkserver_preload(
-            ["rank_processes", "tiny_models", "torch.distributed.fsdp", "strop.trainers.together"]
+            [
+                "rank_processes",
+                "tiny_models",
+                "torch.distributed.fsdp",
+                "strop.trainers.together",
+                "strop.trainers.tensor_parallel",
+                "strop.trainers.context_parallel",
+            ]
         )
     return context
 
