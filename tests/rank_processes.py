@@ -95,6 +95,21 @@ class Breaks:
         return int(self.ranks.summed(torch.ones(1)))
 
 
+class Late:
+    """A learner that divides layers, of which one rank is late."""
+
+    def __init__(self, model, *, ranks):
+        self.ranks = ranks
+        self._learning, self._within = ranks.place(model)
+
+    @everywhere
+    def read(self, *, seconds):
+        if self.ranks.rank == 1:
+            time.sleep(seconds)
+        with torch.no_grad():
+            return self._within(lambda: self._learning(input_ids=torch.arange(4)[None]).logits.sum())
+
+
 def _run(variables, arguments):
     os.environ.update(variables)
     sys.argv = ["strop", *arguments]

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 
 from strop.trainers.divided import check_divided
@@ -73,7 +74,7 @@ class TogetherRanks(Ranks):
         self._arranged = (0, 0)
         self._mesh: Any = None
         self._rows: Any = None  # the ranks that divide rows with this one
-        self._local_rank, self._lost = local_rank, lost
+        self._local_rank, self._lost, self._timeout_s = local_rank, lost, timeout_s
         patience = timedelta(seconds=timeout_s) if self.is_first else _FOR_EVER
         self._commands = dist.new_group(backend="gloo", timeout=patience)
         self._learners: list[Any] = []
@@ -174,21 +175,27 @@ class TogetherRanks(Ranks):
     def _arrange(self) -> None:
         """Ranks side by side divide layers. Those at the same place among them have a part of the weights each; so many of
         them as divide rows, side by side, have one share of a batch."""
-        if self._arranged == (self.tensor_parallel, self.context_parallel):
+        layers, rows = divided = self.tensor_parallel, self.context_parallel
+        if self._arranged == divided:
             return
-        self._arranged = (self.tensor_parallel, self.context_parallel)
-        shape = (self.size // self.tensor_parallel, self.tensor_parallel)
-        self._mesh = dist.init_device_mesh(self._device.type, shape, mesh_dim_names=("shards", "layers"))
-        together = self.tensor_parallel * self.context_parallel
-        self.share, self.num_shares = self.rank // together, self.size // together
-        self.divides_rows = self.context_parallel > 1
+        self._arranged = divided
+        self.share, self.num_shares = self.rank // (layers * rows), self.size // (layers * rows)
+        grid = torch.arange(self.size).view(-1, rows, layers)
+        if layers == 1:
+            self._mesh = dist.init_device_mesh(self._device.type, (self.size,), mesh_dim_names=("shards",))
+        else:
+            flat = grid.flatten(0, 1)
+            groups = [self._subgroups(flat.T), self._subgroups(flat)]
+            names = ("shards", "layers")
+            self._mesh = DeviceMesh.from_group(groups, self._device.type, mesh=flat, mesh_dim_names=names)
+        self.divides_rows = rows > 1
         if self.divides_rows:
-            members = [
-                list(range(first + layer, first + together, self.tensor_parallel))
-                for first in range(0, self.size, together)
-                for layer in range(self.tensor_parallel)
-            ]
-            self._rows, _ = dist.new_subgroups_by_enumeration(members)
+            self._rows = self._subgroups(grid.transpose(1, 2).flatten(0, 1))
+
+    def _subgroups(self, members: Tensor) -> dist.ProcessGroup:
+        """This rank's, of groups that wait as long as all ranks do for one another; by itself torch waits half an hour."""
+        mine, _ = dist.new_subgroups_by_enumeration(members.tolist(), timeout=timedelta(seconds=self._timeout_s))
+        return mine
 
     def place(self, model: Any) -> tuple[Any, Within]:
         return self._placed(model, skeleton(model))

@@ -21,7 +21,7 @@ from rank_processes import Breaks, forked_ranks  # noqa: F401 - a fixture of thi
 from strop.config import TorchTrainerOptions
 from strop.runtime import ranks as of_rank_0
 from strop.trainers import TorchTrainer
-from strop.types import StropError, UserError, WaitError
+from strop.types import LostRankError, StropError, UserError, WaitError
 
 
 @pytest.fixture(scope="module")
@@ -194,6 +194,17 @@ def test_a_process_that_hangs_ends_the_run_within_the_limit(small, tmp_path):
     assert seconds < 40
     assert process.poll() == -signal.SIGKILL
     assert (folder / "model").exists()
+
+
+def test_a_process_that_is_late_within_a_layer_is_named():
+    """Rank 0 waits for it in a group of two of the four."""
+    began = time.monotonic()
+    with rank_processes.opened(4, process_timeout_s=2.0, tensor_parallel=2) as found:
+        learner = found.make(rank_processes.Late, tiny_models.llama())
+        learner.read(seconds=0)
+        with pytest.raises(LostRankError, match=r"^rank 1 \(process \d+\) of the trainer did not answer"):
+            learner.read(seconds=30)
+    assert time.monotonic() - began < 25
 
 
 def test_a_process_that_fails_says_why():

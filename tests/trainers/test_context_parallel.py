@@ -95,6 +95,16 @@ def test_steps_of_a_critic_are_those_of_one_process(ranks):
     check_same_weights(one, many)
 
 
+def test_bfloat16_is_exchanged_and_learns_by_float32_masters(ranks):
+    one, many = both(ranks, lambda: tiny_models.llama().bfloat16(), lr=1e-4, layout="padded")
+    torch.testing.assert_close(many.logprobs(rows()), one.logprobs(rows()), rtol=0, atol=0.1)
+    batch = prepare_update(objective_of(), rows(), updates_done=1)
+    found, wanted = many.step(batch, objective_of()), one.step(batch, objective_of())
+    for name in ("loss", "grad_norm"):
+        assert found[name].value == pytest.approx(wanted[name].value, rel=0.01)
+    assert {p.dtype for p in many._learning.parameters()} == {torch.float32}
+
+
 def test_a_rank_computes_its_part_of_every_row_and_of_the_tokens(llamas, monkeypatch):
     _, many = llamas
     batch, layer = rows(), many._learning.model.layers[0]
@@ -109,7 +119,7 @@ def test_a_rank_computes_its_part_of_every_row_and_of_the_tokens(llamas, monkeyp
     monkeypatch.setattr(many._policy, "_score_targets", watched)
     many.logprobs(batch)
     hook.remove()
-    assert [width for width in widths] == [-(-length // 2) for length, _ in tokens]
+    assert widths == [-(-length // 2) for length, _ in tokens]
     assert any(length % 2 for length, _ in tokens)  # rows that do not divide are among them
     assert sum(number for _, number in tokens) <= batch.loss_mask.sum() / 2
 
