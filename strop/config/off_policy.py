@@ -28,9 +28,10 @@ def default_correction(values: Mapping[str, Any], set_here: Mapping[str, str]) -
         Paths and values: the ratio to the sampler's own log-probabilities, or, for a loss without a ratio, or where
         `algorithm.veto_ratio` wants the trainer's, truncated weights.
     """
-    ahead = _table(values, "rollout").get("max_off_policy_steps")
-    is_ahead = isinstance(ahead, int) and ahead > 0
-    if not is_ahead or any(f"{path}.".startswith(("algorithm.old_logprobs.", "algorithm.correction.")) for path in set_here):
+    ahead = str(_table(values, "rollout").get("max_off_policy_steps", 0))  # a flag's value is its text yet
+    if not ahead.isdigit() or int(ahead) == 0:
+        return {}
+    if any(f"{path}.".startswith(("algorithm.old_logprobs.", "algorithm.correction.")) for path in set_here):
         return {}
     algorithm = _table(values, "algorithm")
     kind = _table(algorithm, "policy_loss").get("kind")
@@ -62,7 +63,7 @@ def problems_beside(config: TrainConfig) -> Iterator[Problem]:
         yield Problem(
             "algorithm.correction.kind",
             f"must be truncate or mask, or algorithm.old_logprobs rollout, {beside}, got none: the policy that learns from a "
-            "sample is not the one that sampled it, and nothing would make up for that. Leave both options out for the default.",
+            "sample is not the one that sampled it, and nothing would make up for that. Leave both out for the default.",
         )
     if rollout.from_folder is not None:
         yield Problem(AHEAD, f"must be 0 with rollout.from_folder, got {ahead}: nothing is sampled.")

@@ -55,8 +55,8 @@ class RolloutOptions(Options):
     streaming: bool = Field(
         default=False,
         description="A step starts with the first groups that are complete, and samples in flight go on after a weight update: "
-        "what is late joins the next step, or is dropped where it would be too old. false: each batch is sampled by the weights "
-        "of one step, and trained in its turn.",
+        "what is late joins the next step, or is dropped where it would be too old. false: each batch is sampled by the "
+        "weights of one step, and trained in its turn.",
     )
     mask_older_tokens: bool = Field(
         default=False,
@@ -84,7 +84,9 @@ class RolloutOptions(Options):
         if self.max_off_policy_steps == 0:
             yield Idle("streaming", "is only used when rollout.max_off_policy_steps is above 0")
         if not (self.streaming and self.max_off_policy_steps):
-            yield Idle("mask_older_tokens", "cannot act without rollout.streaming: all tokens of a response are of one age")
+            yield Idle(
+                "mask_older_tokens", "cannot act without rollout.streaming: all tokens of a response are of one age"
+            )
 
     def problems(self) -> Iterator[Problem]:
         if self.round_size < self.prompts_per_step:

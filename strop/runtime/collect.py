@@ -27,7 +27,10 @@ async def collect(session: SamplingSession) -> tuple[list[Rollout], StepMetrics]
     )
     if session.config.rollout.group_size > 1 and not session.config.distillation.alone:
         metrics["groups_of_one"] = _groups_of_one(session, rollouts)
-    return rollouts, metrics | penalties | _staleness(session, rollouts)
+    if session.config.filter.surplus == "keep":
+        assert session.engine is not None
+        metrics |= staleness(rollouts, session.engine.policy_version)
+    return rollouts, metrics | penalties
 
 
 async def gather_groups(session: SamplingSession) -> tuple[list[Group], StepMetrics]:
@@ -44,7 +47,7 @@ async def gather_groups(session: SamplingSession) -> tuple[list[Group], StepMetr
             raise _too_few(session, len(ready), session.num_prompts_sampled - sampled_before, dropped)
         rounds += 1
         with session.scorer.ahead(session.console.advance) as ahead:
-            sampled, in_flight = await sample(session, _next_prompts(session), ahead)
+            sampled, in_flight = await sample(session, next_prompts(session, session.config.rollout.round_size), ahead)
             scored, metrics = await score(session, sampled, ahead)
         _observe(session, scored)
         with interrupts.interruptible():
@@ -66,12 +69,13 @@ async def gather_groups(session: SamplingSession) -> tuple[list[Group], StepMetr
     return [_numbered(group, first + place) for place, group in enumerate(groups)], metrics
 
 
-def _next_prompts(session: SamplingSession) -> list[tuple[int, Prompt]]:
-    """The prompts of a round, each with its number among all that the run ever sampled."""
-    rows = session.cursor.take(session.config.rollout.round_size)
+def next_prompts(session: SamplingSession, count: int) -> list[tuple[int, Prompt]]:
+    """So many prompts, each with its number among all that the run ever sampled; those that are owed come first."""
+    owed, session.owed = session.owed[:count], session.owed[count:]
+    rows = session.cursor.take(count - len(owed))
     first = session.num_prompts_sampled
     session.num_prompts_sampled += len(rows)
-    return [(first + place, session.prompts[row]) for place, row in enumerate(rows)]
+    return [(number, session.prompts[row]) for number, row in (*owed, *enumerate(rows, first))]
 
 
 def _too_few(session: SamplingSession, num_ready: int, num_sampled: int, dropped: Counter[str]) -> FilterError:
@@ -99,14 +103,15 @@ def _numbered(group: Group, group_id: int) -> Group:
     return Group(group_id, group.prompt, tuple(replace(r, group_id=group_id) for r in group.rollouts))
 
 
-def _staleness(session: SamplingSession, rollouts: Sequence[Rollout]) -> StepMetrics:
-    """By how many optimizer steps the policy has moved since it sampled a rollout."""
-    if session.config.filter.surplus != "keep":
-        return {}
-    assert session.engine is not None
-    now = session.engine.policy_version
-    ages = [now - min(v for v in r.policy_versions if v >= 0) for r in rollouts if r.num_response_tokens]
+def staleness(rollouts: Sequence[Rollout], now: int) -> StepMetrics:
+    """By how many optimizer steps the policy, of version `now`, has moved since it sampled a rollout's oldest token."""
+    ages = [age(rollout, now) for rollout in rollouts if rollout.num_response_tokens]
     return {"staleness": Metric.mean(sum(ages), len(ages)), "staleness_max": Metric("max", max(ages, default=0))}
+
+
+def age(rollout: Rollout, now: int) -> int:
+    """Of the oldest sampled token of a rollout that has some, in policy versions."""
+    return now - min(version for version in rollout.policy_versions if version >= 0)
 
 
 async def sample(

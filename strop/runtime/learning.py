@@ -28,7 +28,7 @@ def weigh(session: Session, rollouts: Sequence[Rollout]) -> Batch:
     with session.console.phase("logprobs", 0):
         batch = _with_needed_logprobs(session, build_batch(scored, [0.0] * len(scored)), stays)
         values = None if session.critic is None else session.critic.values(batch)
-    if session.config.filter.surplus == "keep":
+    if session.config.may_be_stale:
         now = session.trainer.num_steps
         batch = replace(batch, is_fresh=torch.tensor([v == now for r in scored for v in r.policy_versions]))
     if not alone:
