@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from strop.config.base import Problem
-from strop.config.policy_loss import PolicyLossOptions
+from strop.config.policy_loss import PolicyLossBase, PolicyLossOptions
 from strop.config.sampling import FunctionRewardOptions
 from strop.config.tree import variants
 
@@ -35,7 +35,11 @@ def default_correction(values: Mapping[str, Any], set_here: Mapping[str, str]) -
         return {}
     algorithm = _table(values, "algorithm")
     kind = _table(algorithm, "policy_loss").get("kind")
-    without = [loss.model_fields["kind"].default for loss in variants(PolicyLossOptions) if not loss.has_ratio]
+    without = [
+        loss.model_fields["kind"].default
+        for loss in variants(PolicyLossOptions)
+        if issubclass(loss, PolicyLossBase) and not loss.has_ratio
+    ]
     has_ratio = kind not in without
     if has_ratio and algorithm.get("veto_ratio") in (None, "none"):
         return {"algorithm.old_logprobs": "rollout"}

@@ -14,6 +14,7 @@ from strop.algorithms import PolicyObjective, ScoredTokens
 from strop.config.sampling import named_weights
 from strop.data import Batch, build_batch
 from strop.rewards.places import with_rest
+from strop.runtime.collect import newest_tokens
 from strop.runtime.session import Session
 from strop.types import Metric, RewardError, Rollout, StepMetrics
 
@@ -38,6 +39,9 @@ def weigh(session: Session, rollouts: Sequence[Rollout]) -> Batch:
         batch = replace(batch, advantages=batch.advantages + signal)
     if algorithm.likelihood_coef > 0:
         batch = replace(batch, is_right=_is_right(scored, algorithm.likelihood_reward))
+    if session.config.rollout.mask_older_tokens:  # only now: advantages are those of whole responses
+        newest = torch.tensor([is_newest for r in scored for is_newest in newest_tokens(r)], dtype=torch.bool)
+        batch = replace(batch, loss_mask=batch.loss_mask & newest)
     return batch if all(stays) else batch.select([sequence for sequence, in_loss in enumerate(stays) if in_loss])
 
 
