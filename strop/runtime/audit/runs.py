@@ -283,6 +283,10 @@ class Runs:
         given = self._given | scenario.overrides(tree.values(self.config), self.folder)
         if path == "trainer.process_timeout_s":  # the only option that needs several processes
             given["trainer.num_processes"] = min(self.config.trainer.num_processes, 2)
+        if (
+            path == "rollout.mask_older_tokens" and self.config.rollout.streaming
+        ):  # of one step: the next depend on the clock
+            given |= {"rollout.streaming": True, "run.num_steps": 1}
         for kind in (name for name in changed if self._kinds_of(name)):
             table = kind.removesuffix(".kind")
             given = {p: v for p, v in given.items() if p != table and not p.startswith(f"{table}.")}
