@@ -97,6 +97,12 @@ def _of_streaming(config: TrainConfig) -> Iterator[Problem]:
             "must be keep or wait with rollout.streaming, got abort: new weights would cut responses, which would be scored "
             "as if the policy had ended them there.",
         )
+    if config.rollout.num_scorers:
+        yield Problem(
+            "rollout.num_scorers",
+            f"must be 0 with rollout.streaming, got {config.rollout.num_scorers}: scorers of a cluster are given the "
+            "rollouts of a step at once, and here groups are scored as they come.",
+        )
     if isinstance(reward, FunctionRewardOptions) and reward.batched:
         yield Problem(
             "reward.batched",

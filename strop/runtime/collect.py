@@ -180,7 +180,7 @@ async def score(
         else:
             with interrupts.interruptible():
                 scored = session.scorer(rollouts, session.console.advance)
-    _tell_of_added_rewards(session, scored.rollouts)
+    tell_of_added_rewards(session, scored.rollouts)
     results = iter(scored.rollouts)
     found = [replace(group, rollouts=tuple(next(results) for _ in group.rollouts)) for group in groups]
     return found, scored.metrics
@@ -200,7 +200,7 @@ def _groups_of_one(session: SamplingSession, rollouts: Sequence[Rollout]) -> Met
     return Metric("sum", alone)
 
 
-def _tell_of_added_rewards(session: SamplingSession, rollouts: Sequence[Rollout]) -> None:
+def tell_of_added_rewards(session: SamplingSession, rollouts: Sequence[Rollout]) -> None:
     """Say once that tokens or turns were rewarded and it does not matter which."""
     kind = session.config.algorithm.advantage.kind
     has_places = any(r.token_rewards is not None for r in rollouts)

@@ -142,7 +142,13 @@ def open_session(config: TrainConfig, console: Console, folder: RunFolder, *, re
             on_nodes = ScorersOnNodes(config, room_of_run(), tell=console.warn)
             scorer = scorer.spread(on_nodes, on_nodes.take_metrics, on_nodes.close)
             processes.callback(scorer.close)
-        scorers = make_eval_scorers(config, scorer)
+        of_eval = scorer
+        if (
+            config.rollout.streaming and config.eval.all_sets
+        ):  # one of its own: the other is at work while the run evaluates
+            of_eval = make_scorer(config.reward)
+            processes.callback(of_eval.close)
+        scorers = make_eval_scorers(config, of_eval)
         for of_set in scorers.values():
             processes.callback(of_set.close)
         needs_engine = bool(scorers) or not (replays or recorded is not None)  # to train or to evaluate

@@ -6,9 +6,11 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from strop import interrupts
+from strop.rewards import Scored
 from strop.rollout import TokenBudget, end_tasks, not_there
 from strop.runtime.beside import beside
 from strop.runtime.collect import (
@@ -21,6 +23,7 @@ from strop.runtime.collect import (
     sample_one,
     score,
     staleness,
+    tell_of_added_rewards,
     too_few,
 )
 from strop.runtime.collectors import AsideConsole, give_weights, sampling_part, taken_before
@@ -50,17 +53,16 @@ class Streaming:
         self._ready, self._counts = ready, [counts]
         self._said = dict[int, StepMetrics]()  # of each group that is scored, as it was before the filters
         self._sampling: dict[int, Prompt] = {}  # in flight, by their numbers
-        self._sampled: list[Group] = []  # to be scored
-        self._scoring: list[Group] = []  # being scored
+        self._scoring: dict[int, Prompt] = {}  # sampled, and not scored yet
         self._dropped = Counter[str]()  # by filters, since the last step
         self._made = self._num_taken = self._session.step  # steps made; steps whose groups were taken
         self._tasks = set[asyncio.Task[Any]]()
         self._failures: list[BaseException] = []
-        self._to_score, self._news, self._last_end = asyncio.Event(), asyncio.Event(), time.monotonic()
+        self._news, self._last_end, self._stream = asyncio.Event(), time.monotonic(), None
 
     async def start(self) -> None:
         await give_weights(self._session)
-        self._spawn(self._score_all())
+        self._stream = self._ahead.scorer.stream(self._take_scored, self._fail)
         self._admit()
 
     async def take(self) -> tuple[list[Rollout], StepMetrics]:
@@ -110,7 +112,7 @@ class Streaming:
     def mark_place(self) -> None:
         """Groups that are scored are kept; prompts whose groups are not yet are sampled again, from their seeds."""
         ahead = self._ahead
-        on_their_way = {group.group_id: group.prompt for group in (*self._sampled, *self._scoring)} | self._sampling
+        on_their_way = self._scoring | self._sampling
         owed = tuple((number, prompt.row) for number, prompt in sorted(on_their_way.items()))
         counts = merge_metrics([*self._counts, self._drop_counts()])
         self._session.place = Place(
@@ -124,6 +126,9 @@ class Streaming:
 
     async def close(self) -> None:
         await end_tasks(list(self._tasks))
+        if self._stream is not None:
+            self._stream.close()
+            self._stream = None
 
     def _admit(self) -> None:
         """Begin with as many prompts as there is room for."""
@@ -133,40 +138,37 @@ class Streaming:
         wanted = min(
             steps_ahead * per_step + self._options.round_size, (num_steps - self._num_taken - whole) * per_step
         )
-        on_their_way = len(self._sampling) + len(self._sampled) + len(self._scoring) + len(self._ready)
+        on_their_way = len(self._sampling) + len(self._scoring) + len(self._ready)
         for number, prompt in next_prompts(self._ahead, max(0, wanted - on_their_way)):
             self._sampling[number] = prompt
             self._spawn(self._sample(number, prompt))
 
     async def _sample(self, number: int, prompt: Prompt) -> None:
         group = await sample_one(self._ahead, number, prompt, self._budget)
-        del self._sampling[number]
-        self._sampled.append(group)
+        self._scoring[number] = self._sampling.pop(number)
         self._last_end = time.monotonic()
-        self._to_score.set()
-        self._news.set()
+        if self._stream is not None:
+            self._stream.put(group)
+            return
+        (scored,), counts = await score(self._ahead, [group], None)
+        self._put(scored, counts)
 
-    async def _score_all(self) -> None:
-        """Score what is there, again and again."""
-        while True:
-            await self._to_score.wait()
-            self._to_score.clear()
-            self._scoring, self._sampled = self._sampled, []
-            with self._ahead.scorer.ahead(lambda done: None) as ahead:
-                for place, group in enumerate(self._scoring if ahead is not None else ()):
-                    ahead.put(place, group.rollouts)
-                scored, counts = await score(self._ahead, self._scoring, ahead)
-            observe(self._ahead, scored)
-            self._said |= {group.group_id: rollout_metrics(group.rollouts) for group in scored}
-            with interrupts.interruptible():
-                filtered = self._ahead.filters(scored)
-            kept = {group.group_id for group in filtered.groups}
-            self._counts.append(counts)
-            self._drop(filtered.dropped, [group for group in scored if group.group_id not in kept])
-            self._ready += filtered.groups
-            self._scoring = []
-            self._admit()
-            self._news.set()
+    def _take_scored(self, group: Group, scored: Scored) -> None:
+        tell_of_added_rewards(self._ahead, scored.rollouts)
+        self._put(replace(group, rollouts=scored.rollouts), scored.metrics)
+
+    def _put(self, group: Group, counts: StepMetrics) -> None:
+        """A group is scored."""
+        observe(self._ahead, [group])
+        self._said[group.group_id] = rollout_metrics(group.rollouts)
+        with interrupts.interruptible():
+            filtered = self._ahead.filters([group])
+        self._counts.append(counts)
+        self._drop(filtered.dropped, [] if filtered.groups else [group])
+        self._ready += filtered.groups
+        del self._scoring[group.group_id]
+        self._admit()
+        self._news.set()
 
     def _num_usable(self) -> int:
         """How many groups are complete. Those that are too old leave, and others are begun."""
@@ -209,7 +211,7 @@ class Streaming:
     def _queues(self) -> StepMetrics:
         return {
             "queue/groups_in_flight": Metric("sum", len(self._sampling)),
-            "queue/groups_to_score": Metric("sum", len(self._sampled) + len(self._scoring)),
+            "queue/groups_to_score": Metric("sum", len(self._scoring)),
             "queue/ready_groups": Metric("sum", len(self._ready)),
         }
 
@@ -248,8 +250,11 @@ class Streaming:
         self._tasks.discard(task)
         error = asyncio.CancelledError() if task.cancelled() else task.exception()
         if error is not None:
-            self._failures.append(error)
-            self._news.set()
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        self._failures.append(error)
+        self._news.set()
 
 
 def _versions(rollouts: list[Rollout]) -> StepMetrics:
