@@ -1,11 +1,12 @@
 """Streaming, with an engine whose samples end when the test says: which groups a step takes, and what becomes of others."""
 
 import asyncio
+import signal
 import time
 import types
 
 import pytest
-from commands.small_runs import metrics, small_once, strop
+from commands.small_runs import metrics, read_lines, small_once, strop
 
 from strop.config import TrainConfig, make_config
 from strop.observe.console import QuietConsole
@@ -300,6 +301,41 @@ def test_an_error_ends_the_run_though_scorers_are_at_work(small, tmp_path):
     done = strop("train", small.train, *flags, "--run.folder", tmp_path / "run")
     assert "not finite" in done.err
     assert time.monotonic() - began < 60
+
+
+STOPPING = """
+import os, signal
+from pathlib import Path
+
+def score(rollout):
+    flag = Path({flag!r})
+    if rollout.group_id == 14 and flag.exists():
+        flag.unlink()
+        os.kill(os.getpid(), signal.SIGINT)
+    return len(set(rollout.tokens[-3:])) / 3
+"""
+
+
+def test_ctrl_c_loses_no_prompt_and_trains_on_none_twice(small, tmp_path):
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    flag = tmp_path / "flag"
+    flag.touch()
+    (tmp_path / "reward.py").write_text(STOPPING.format(flag=str(flag)))
+    scored = ("--reward.function", f"{tmp_path}/reward.py:score", "--reward.num_workers", 0)
+    flags = ("--max-off-policy-steps", 4, "--streaming", "--num-steps", 6, "--checkpoint-every-steps", 50, *scored)
+    run = tmp_path / "run"
+    try:
+        done = strop("train", small.train, *flags, "--run.folder", run)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert done.code == 130, done
+    assert len(metrics(run)) < 6
+    done = strop("train", small.train, *flags, "--run.folder", run, "--resume")
+    assert done.code == 0, done.err
+    asked = [row["prompt_row"] for n in range(1, 7) for row in read_lines(run / f"rollouts/step_{n:06d}.jsonl")[::4]]
+    assert strop("train", small.train, "--num-steps", 6, *scored, "--run.folder", tmp_path / "in_turn").code == 0
+    files = [tmp_path / f"in_turn/rollouts/step_{n:06d}.jsonl" for n in range(1, 7)]
+    assert sorted(asked) == sorted(row["prompt_row"] for file in files for row in read_lines(file)[::4])
 
 
 def test_a_run_that_streams_trains_on_each_prompt_once_and_says_how_old_its_tokens_are(small, tmp_path):
