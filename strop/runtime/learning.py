@@ -31,12 +31,9 @@ def weigh(session: Session, rollouts: Sequence[Rollout]) -> Batch:
         values = None if session.critic is None else session.critic.values(batch)
     if session.config.may_be_stale:
         now = session.trainer.num_steps
-        fresh = (
-            set(r.policy_versions) <= {-1, now} for r in scored
-        )  # what was read by older weights stays in the cache
-        batch = replace(
-            batch, is_fresh=torch.tensor([is_so for r, is_so in zip(scored, fresh, strict=True) for _ in r.tokens])
-        )
+        fresh = [set(r.policy_versions) <= {-1, now} for r in scored]  # of others the sampler's cache has what is older
+        by_token = [is_so for r, is_so in zip(scored, fresh, strict=True) for _ in r.tokens]
+        batch = replace(batch, is_fresh=torch.tensor(by_token))
     if not alone:
         batch = _with_advantages(session, scored, replace(batch, old_values=values))
     if teachers is not None:  # after whitening: the signal stays in nats, and 0 where teacher and student agree

@@ -86,7 +86,9 @@ class Lockstep:
         if holds:
             await self._give(session.step)
         self._wake.set()
-        await asyncio.sleep(0)  # a collector that waits for these weights begins to take them
+        await asyncio.sleep(
+            0
+        )  # a collector that waits for these weights begins to take them; a cancelled run hears of it
         return {}
 
     async def restart(self) -> StepMetrics:

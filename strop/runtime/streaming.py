@@ -40,7 +40,7 @@ class Streaming:
     A step starts when its number of groups is sampled, scored and let through by the filters; the groups that were begun first
     are taken first. After each step the engine is given the new weights, with which the samples in flight go on: their tokens
     say which version each is of. A group whose oldest token would be more than max_off_policy_steps older than the weights of
-    the step is dropped, and another prompt takes its place. Scoring takes together what was sampled since it last began.
+    the step is dropped, and another prompt takes its place. Groups are scored one by one, as they come.
     """
 
     def __init__(self, session: Session) -> None:
@@ -100,6 +100,7 @@ class Streaming:
         metrics = await give_weights(self._session)
         self._made = self._session.step
         self._admit()
+        await asyncio.sleep(0)  # a cancelled run hears of it here, however much is ready for the next step
         return metrics
 
     async def restart(self) -> StepMetrics:

@@ -99,6 +99,14 @@ def test_staleness_is_measured_and_ratios_are_to_the_weights_that_sampled(small,
     assert "logprob_gap" not in rows[5]  # nothing there is of the weights as they are
 
 
+def test_how_long_scoring_takes_changes_nothing(small, whole, tmp_path):
+    """Now the trainer is ahead of the sampler, and goes on before the engine has taken its weights: it gets copies."""
+    flags = (*FLAGS, "--reward.function", small.reward("slow"), "--run.folder", tmp_path / "run")
+    assert strop("train", small.train, *flags).code == 0
+    assert [row["loss"] for row in steps(tmp_path / "run")] == [row["loss"] for row in steps(whole)]
+    assert same_weights(tmp_path / "run/model", whole / "model")
+
+
 def test_waits_and_queues_are_measured(whole):
     rows = read_lines(whole / "metrics.jsonl")[1:]
     for row in rows:

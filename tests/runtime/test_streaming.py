@@ -197,6 +197,30 @@ def test_a_rollout_of_version_3_that_is_trained_on_at_version_5_is_2_steps_old()
     streamed(story, rollout=ROLLOUT | {"max_off_policy_steps": 2})
 
 
+def test_who_cancels_during_a_step_is_heard_after_it_though_everything_is_ready_for_the_next():
+    async def story(session, engine, collector):
+        made = []
+
+        async def loop():
+            for step in range(4):
+                await collector.take()
+                await collector.train(lambda: time.sleep(0.05))
+                made.append(step)
+                await make_step(session, collector)
+
+        await settled()
+        [engine.answer(row) for row in list(engine.waiting)]
+        await settled()
+        task = asyncio.create_task(loop())
+        await asyncio.sleep(0.02)
+        task.cancel()
+        await asyncio.wait([task])
+        assert task.cancelled()
+        assert made == [0]
+
+    streamed(story, rollout=ROLLOUT | {"max_off_policy_steps": 3})
+
+
 def test_no_more_is_begun_than_the_steps_that_are_left_take():
     async def story(session, engine, collector):
         await settled()
