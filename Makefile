@@ -53,7 +53,7 @@ bench: .venv/bench.stamp
 	$(BIN)/python benchmarks/grpo_step.py
 	$(if $(MODEL),$(BIN)/python benchmarks/grpo_step.py --model $(MODEL) --repeats 3)
 	$(BIN)/python benchmarks/sampling.py
-	$(BIN)/python benchmarks/shared_prompts.py
+	$(BIN)/python benchmarks/decoders.py
 	$(BIN)/python benchmarks/overlap.py
 	$(BIN)/python benchmarks/ahead.py
 	$(BIN)/python benchmarks/layouts.py

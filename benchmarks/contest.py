@@ -16,7 +16,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from importlib import metadata
 
-ENVIRONMENT = {**os.environ, "OMP_WAIT_POLICY": "PASSIVE", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+ENVIRONMENT = {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
 def run_in_turn(contestants: Mapping[str, Sequence[str]], repeats: int, threads: int) -> dict[str, dict[str, float]]:

@@ -4,7 +4,8 @@ slow or stuck, again and again.
 python tools/soak.py [--steps 300] [--faults 40] [--seed N]
 
 What is compared at the end: the metrics and the weights of the tormented run with those of one that nobody disturbed, bit
-for bit; and whether the memory of a process grows with its steps. Exit code 1 if anything differs.
+for bit; and whether the memory of a process grows with its steps. Exit code 1 if anything differs, or a fault did not come
+about.
 """
 
 from __future__ import annotations
@@ -39,11 +40,16 @@ AILMENT = os.environ.get("SOAK_SCORER")
 def score(rollout):
     if AILMENT == "slow" and rollout.sample == 0:
         time.sleep(0.02)
-    if AILMENT == "stuck" and int.from_bytes(os.urandom(2)) % 1000 == 0:
+    if AILMENT == "stuck" and int.from_bytes(os.urandom(2)) % 200 == 0:
         time.sleep(1e6)
     return float(rollout.text == rollout.prompt.label and rollout.finish_reason == "stop")
 """
-SLOW_STEPS = 5  # of a run with a slow scorer, which is killed then
+MORE_STEPS = 5  # of a run that goes on in spite of what its scorer met, which is killed then
+_ENDINGS = {
+    "full disk": (2,),
+    "scorer: worker": (2, -9),
+    "scorer: stuck": (2,),
+}  # exit codes by fault; -9 of all others
 _PAGE = resource.getpagesize()
 
 
@@ -63,6 +69,7 @@ def train_in_fork(config: object, out: TextIO, *, max_file_bytes: int | None, ai
     os.environ["SOAK_SCORER"] = ailment
     import strop
     from strop.observe.console import QuietConsole
+    from strop.types import StropError
 
     class Telling(QuietConsole):
         @contextmanager
@@ -82,11 +89,12 @@ def train_in_fork(config: object, out: TextIO, *, max_file_bytes: int | None, ai
             resource.setrlimit(resource.RLIMIT_FSIZE, (max_file_bytes, max_file_bytes))
         strop.train(config, resume="auto", console=Telling())  # type: ignore[arg-type]
         code = 0
-    except strop.StropError as error:
+    except StropError as error:
         print("error", str(error).replace("\n", " "), file=out, flush=True)
         code = 2
     except BaseException:  # noqa: BLE001 - shown, and told by the exit code
         traceback.print_exc()
+        sys.stderr.flush()
     finally:
         out.flush()
         os._exit(code)
@@ -115,7 +123,8 @@ def attempt(
     os.close(writer)
     account.num_processes += 1
     account.rss_bytes.clear()
-    left, workers = rng.randint(1, 3), set[int]()
+    left, workers, last_step = rng.randint(1, 3), set[int](), MORE_STEPS if fault == "slow" else 0
+    phase = rng.choice(("sample", "score")) if fault == "worker" else fault
     if fault == "start":
         time.sleep(rng.uniform(0, 0.4))
         os.kill(child, signal.SIGKILL)
@@ -124,14 +133,15 @@ def attempt(
             words = line.split()
             if words[0] == "step":
                 account.rss_bytes.append(int(words[2]))
-                if fault == "slow" and len(account.rss_bytes) == SLOW_STEPS:
+                if len(account.rss_bytes) == last_step:
                     os.kill(child, signal.SIGKILL)
-            elif words[0] == ("score" if fault == "worker" else fault):
+            elif words[0] == phase:
                 left -= 1
                 if left == 0:
                     time.sleep(rng.uniform(0, 0.02))  # into the phase, or past it
                     now = _children(child)
                     workers |= now
+                    last_step = len(account.rss_bytes) + MORE_STEPS if now else 0
                     for process in now if fault == "worker" else (child,):
                         with suppress(ProcessLookupError):
                             os.kill(process, signal.SIGKILL)
@@ -187,7 +197,8 @@ def torment(
         watch: called after each fault.
 
     Raises:
-        RuntimeError: a checkpoint is damaged, or an undisturbed process did not end well.
+        RuntimeError: a checkpoint is damaged, a process ended in a way that its fault does not explain, or a fault did not
+            come about before the run was done.
     """
     account, cards = Account(), list[str]()
     load_libraries(config)
@@ -196,8 +207,12 @@ def torment(
         cards = cards or rng.sample(faults, len(faults))
         fault = None if is_full else cards.pop()
         code = attempt(config, account, fault=fault, rng=rng, max_file_bytes=max_file_bytes if is_full else None)
-        name = f"scorer: {fault}" if fault in SCORER_FAULTS else f"kill -9: {fault}"
-        account.faults["full disk" if is_full else name] += code != 0
+        name = "full disk" if is_full else f"scorer: {fault}" if fault in SCORER_FAULTS else f"kill -9: {fault}"
+        if code not in _ENDINGS.get(name, (-9,)):
+            raise RuntimeError(
+                f"fault {number + 1} of {num_faults} ({name}) did not come about: the run ended with {code}"
+            )
+        account.faults[name] += 1
         _check_checkpoints(folder, account)
         watch(account)
     code = attempt(config, account, fault=None, rng=rng)

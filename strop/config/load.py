@@ -55,7 +55,7 @@ def load_config(path: str | Path, overrides: Mapping[str, Any] | None = None, *,
     path = Path(path)
     root, (file_values, text) = ROOTS[command], read_toml(path)
     try:
-        config = make_config(root, file_values, overrides or {}, file=str(path), text=text, is_eval=command == "eval")
+        return make_config(root, file_values, overrides or {}, file=str(path), text=text, is_eval=command == "eval")
     except ConfigError:
         telling = _option_of_the_other(root, file_values)
         if telling is not None:
@@ -67,10 +67,6 @@ def load_config(path: str | Path, overrides: Mapping[str, Any] | None = None, *,
         owner, advice = _OTHER_COMMAND[command]
         message = f"{path} is a config of {owner}: {telling}. {advice}"
         raise ConfigError(message) from None
-    recorded = recorded_origins(text)
-    if recorded is not None:
-        config.remember(_as_recorded(config.origins, str(path), recorded), name=path.stem)
-    return config
 
 
 def _as_recorded(origins: dict[str, str], file: str, recorded: dict[str, str]) -> dict[str, str]:
@@ -121,11 +117,13 @@ def make_config(
     is_eval: bool = False,
 ) -> Config:
     """The config that a file's values and overrides give, or one ConfigError with all problems; `text` is the file's, for
-    lines and columns in messages. With is_eval, short names are those of `strop eval`."""
+    lines and columns in messages, and for where a run's own config had its values from. With is_eval, short names are those
+    of `strop eval`."""
     _refuse_endless_numbers(file_values, file)
     given, problems = nest(root, overrides, is_eval=is_eval)
     _refuse_endless_numbers(given, "command line")
-    file_values, nobodys = _of_own_config(file_values, text, given)
+    recorded = recorded_origins(text)
+    file_values, nobodys = _of_own_config(file_values, recorded or {}, given)
     preset, layers = _layers(root, file_values, given, file)
     merged, origins = _merge(root, layers, nobodys)
     if root is TrainConfig:
@@ -146,14 +144,15 @@ def make_config(
         problems += _idle_in_eval(config, unset, origins)
     if problems:
         raise ConfigError("\n".join(dict.fromkeys(problems)))
-    config.remember(origins, name=Path(file).stem)
+    config.remember(origins if recorded is None else _as_recorded(origins, file, recorded), name=Path(file).stem)
     return config
 
 
-def _of_own_config(file_values: dict[str, Any], text: str, given: dict[str, Any]) -> tuple[dict[str, Any], set[str]]:
+def _of_own_config(
+    file_values: dict[str, Any], recorded: dict[str, str], given: dict[str, Any]
+) -> tuple[dict[str, Any], set[str]]:
     """Of a run's own config, which names every option, the values that stay, and the paths that nobody had set: defaults,
     and what the run's preset set, which leaves with it where the command line names another or none."""
-    recorded = recorded_origins(text) or {}
     of_preset = {path for path, origin in recorded.items() if _is_of_preset(origin)}
     nobodys = of_preset | {path for path, origin in recorded.items() if origin == "default"}
     if "max_off_policy_steps" in _table(given, "rollout"):  # what had followed from it follows from the new value

@@ -18,11 +18,8 @@ def to_toml(config: TrainConfig | SFTConfig) -> str:
     """The resolved config. None is written as "none", which loads as None."""
     folder = str(config.folder)  # with {name} put in: run again, this file stands for the same run
     resolved = config.model_copy(update={"run": config.run.model_copy(update={"folder": folder})})
-    document = tomlkit.document()
-    document.add(tomlkit.comment(_HEADER))
     derived = config.all_derived()
-    _fill(document, resolved, "", lambda path: said_of(config, path, derived))
-    return tomlkit.dumps(document)
+    return "\n".join([f"# {_HEADER}", *_lines(resolved, "", lambda path: said_of(config, path, derived)), ""])
 
 
 def said_of(config: TrainConfig | SFTConfig, path: str, derived: Mapping[str, Derived]) -> str:
@@ -50,20 +47,19 @@ def _comments(container: Any, prefix: str) -> Iterator[tuple[str, str]]:
             yield from _comments(item.value, f"{prefix}{name}.")
 
 
-def _fill(container: Any, options: Options, prefix: str, said: Callable[[str], str]) -> None:
+def _lines(options: Options, prefix: str, said: Callable[[str], str]) -> Iterator[str]:
+    """The options of a table, then the tables below it, each under its whole name."""
     for name, value in options_in(options):
-        item = tomlkit.item("none" if value is None else list(value) if isinstance(value, tuple) else value)
-        item.comment(" ".join(said(prefix + name).split()))
-        container.add(name, item)
-    above: dict[str, Any] = {}  # of the tables with names of the user's
+        yield f"{name} = {_value(value)} # {' '.join(said(prefix + name).split())}"
     for path, below in tables_in(options):
-        table = tomlkit.table()
-        _fill(table, below, f"{prefix}{path}.", said)
         name, _, own = path.partition(".")
-        if not own:
-            container.add(name, table)
-            continue
-        if name not in above:
-            above[name] = tomlkit.table(is_super_table=True)
-            container.add(name, above[name])
-        above[name].add(own, table)
+        table = f"{name}.{tomlkit.key(own).as_string()}" if own else name  # one with a name of the user's
+        yield from ("", f"[{prefix}{table}]", *_lines(below, f"{prefix}{table}.", said))
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, Mapping):
+        free = tomlkit.inline_table()
+        free.update(value)
+        return free.as_string()
+    return tomlkit.item("none" if value is None else list(value) if isinstance(value, tuple) else value).as_string()

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from strop.engines.decoders import Decoder, RecomputeDecoder, SlotDecoder, has_full_attention, max_positions
+from strop.engines.lean import LeanDecoder
 from strop.engines.shared_prompts import SharedPromptDecoder
 from strop.types import ModelError, model_failure
 
@@ -37,7 +38,8 @@ def choose_decoder(model: Any) -> type[Decoder]:
     if not wanted.isfinite().all():
         return RecomputeDecoder  # nothing to compare; the engine stops at the first token that it samples
     fault = ""
-    cached: tuple[type[Decoder], ...] = (SharedPromptDecoder, SlotDecoder) if has_full_attention(model) else ()
+    with_cache = (LeanDecoder, SharedPromptDecoder, SlotDecoder)
+    cached: tuple[type[Decoder], ...] = with_cache if has_full_attention(model) else ()
     for kind in (*cached, RecomputeDecoder):
         try:
             difference = _difference(_decoded_logits(kind, model, sequences), wanted)

@@ -99,16 +99,28 @@ class SharedPromptDecoder:
             self._regular = _Regular(torch.from_numpy(self._prompt_of[:count].copy()), self._device)
         prompt_lengths, lengths = self._prompt_lengths[self._regular.prompt_of], self._lengths[:count]
         self.step = _Step(self._regular, prompt_lengths, lengths, self._device)
+        logits = self._forward(tokens.to(self._device), (prompt_lengths + lengths).to(self._device))
+        self._lengths[:count] += 1
+        return logits
+
+    def _forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        """Logits [B, V] after the tokens [B], which stand at `positions` [B] of their sequences."""
+        assert self.step is not None
         with _attending(self):
             output = self.model(
-                input_ids=tokens[:, None].to(self._device),
+                input_ids=tokens[:, None],
                 attention_mask=self.step.mask,  # of four dimensions: it is handed on as it is
-                position_ids=(prompt_lengths + lengths)[:, None].to(self._device),
+                position_ids=positions[:, None],
                 use_cache=True,
                 **{self._cache_name: self._cache},
             )
-        self._lengths[:count] += 1
         return output.logits[:, -1]
+
+    def attend(self, number: int, queries: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Tensor:
+        """Attention [B, heads x D] of one layer's queries [B, heads, D], whose keys and values [B, kv heads, D] are kept."""
+        layer = self._cache.layers[number]
+        layer.keep(keys, values)
+        return layer.attend(queries, scaling).flatten(1)
 
     def move(self, source: int, target: int) -> None:
         length = int(self._lengths[source])
@@ -125,7 +137,7 @@ class SharedPromptDecoder:
 
 
 class _Regular:
-    """Which slots share a prompt, as rows of equal number: slot b is row `row_of[b]` of prompt `prompt_of[b]`."""
+    """Which slots share a prompt, as rows of equal number: slot b is row `at[b]` of prompts x rows, or b where `at` is None."""
 
     def __init__(self, prompt_of: Tensor, device: torch.device) -> None:
         self.prompt_of, count = prompt_of, len(prompt_of)
@@ -135,7 +147,8 @@ class _Regular:
         row_of = torch.empty(count, dtype=torch.int64)
         row_of[order] = torch.arange(count) - firsts
         self.num_prompts, self.num_rows = int(prompt_of.max()) + 1, int(sizes.max())
-        self.at = (prompt_of * self.num_rows + row_of).to(device)  # of a slot among prompts x rows
+        at = prompt_of * self.num_rows + row_of  # of a slot among prompts x rows
+        self.at = None if at.tolist() == list(range(self.num_prompts * self.num_rows)) else at.to(device)
 
 
 class _Step:
@@ -180,12 +193,16 @@ class _Layer(CacheLayerMixin):
             self.prompt_keys[owner.new_prompts, :, :length] = key_states
             self.prompt_values[owner.new_prompts, :, :length] = value_states
             return key_states, value_states
-        assert owner.step is not None
-        rows, at = owner.step.slots, owner.step.positions
-        self.keys[rows, :, at] = key_states[:, :, 0]
-        self.values[rows, :, at] = value_states[:, :, 0]
+        self.keep(key_states[:, :, 0], value_states[:, :, 0])
         _attention.layer = self
         return key_states, value_states
+
+    def keep(self, keys: Tensor, values: Tensor) -> None:
+        """Those [B, kv heads, D] of one token of each slot."""
+        step = self._owner.step
+        assert step is not None
+        self.keys[step.slots, :, step.positions] = keys
+        self.values[step.slots, :, step.positions] = values
 
     def _make_room(self, num_prompts: int) -> None:
         """For so many prompts; groups have fewer of them than slots."""
@@ -198,12 +215,12 @@ class _Layer(CacheLayerMixin):
             setattr(self, name, torch.cat([store, store.new_zeros(more, *store.shape[1:])]))
 
     def attend(self, query: Tensor, scaling: float) -> Tensor:
-        """Attention [B, heads, 1, D] of one query for each slot."""
+        """Attention [B, heads, D] of one query for each slot."""
         step = self._owner.step
         assert step is not None
-        regular, (count, heads, _, size) = step.regular, query.shape
+        regular, (count, heads, size) = step.regular, query.shape
         kv = self.keys.shape[1]
-        own = query.view(count, kv, heads // kv, size) * scaling
+        own = query.reshape(count, kv, heads // kv, size) * scaling
         prompt_keys = self.prompt_keys[: regular.num_prompts, :, : step.prompt_width]
         prompt_values = self.prompt_values[: regular.num_prompts, :, : step.prompt_width]
         response_keys = self.keys[:count, :, : step.response_width]
@@ -213,7 +230,7 @@ class _Layer(CacheLayerMixin):
         weights = (scores.float() + step.mask).softmax(-1).to(query.dtype)
         of_prompt, of_response = weights.split([step.prompt_width, step.response_width], dim=-1)
         found = _ungrouped(_grouped(of_prompt, regular) @ prompt_values, regular) + of_response @ response_values
-        return found.reshape(count, heads, 1, size)
+        return found.reshape(count, heads, size)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return query_length, 0
@@ -228,9 +245,11 @@ class _Layer(CacheLayerMixin):
 def _grouped(rows: Tensor, regular: _Regular) -> Tensor:
     """[B, kv, rep, X] of slots to [prompts, kv, rows x rep, X]; rows that no slot is in are 0."""
     _, kv, rep, width = rows.shape
-    found = rows.new_zeros(regular.num_prompts * regular.num_rows, kv, rep, width)
-    found[regular.at] = rows
-    found = found.view(regular.num_prompts, regular.num_rows, kv, rep, width).transpose(1, 2)
+    found = rows
+    if regular.at is not None:
+        found = rows.new_zeros(regular.num_prompts * regular.num_rows, kv, rep, width)
+        found[regular.at] = rows
+    found = found.reshape(regular.num_prompts, regular.num_rows, kv, rep, width).transpose(1, 2)
     return found.reshape(regular.num_prompts, kv, regular.num_rows * rep, width)
 
 
@@ -239,7 +258,8 @@ def _ungrouped(grouped: Tensor, regular: _Regular) -> Tensor:
     prompts, kv, rows, width = grouped.shape
     rep = rows // regular.num_rows
     found = grouped.view(prompts, kv, regular.num_rows, rep, width).transpose(1, 2)
-    return found.reshape(prompts * regular.num_rows, kv, rep, width)[regular.at]
+    found = found.reshape(prompts * regular.num_rows, kv, rep, width)
+    return found if regular.at is None else found[regular.at]
 
 
 class _Attention:
@@ -255,8 +275,8 @@ class _Attention:
         if layer is None or unknown:
             raise NotImplementedError(f"attention with {', '.join(unknown)}")
         scaling = more.get("scaling")
-        found = layer.attend(query, query.shape[-1] ** -0.5 if scaling is None else scaling)
-        return found.transpose(1, 2).contiguous(), None
+        found = layer.attend(query.squeeze(2), query.shape[-1] ** -0.5 if scaling is None else scaling)
+        return found[:, None], None
 
 
 _attention = _Attention()

@@ -117,6 +117,32 @@ def test_a_server_that_dies_at_once_is_reported_with_its_last_words(tmp_path):
         started(broken, answers)
 
 
+def test_a_server_that_is_killed_again_while_it_starts_is_started_once_more(python, folder):
+    """Its second start ends before it answers."""
+    once, starts = folder / "once", folder / "starts"
+    once.write_text(
+        python.read_text().replace("exec", f'echo >>"{starts}"; [ $(wc -l <"{starts}") = 2 ] && kill -9 $$; exec')
+    )
+    once.chmod(0o755)
+    told = []
+
+    async def work(engine):
+        await answers(engine)
+        for pid in children():
+            os.kill(pid, signal.SIGKILL)
+        return await answers(engine)
+
+    found = started(once, work, tell=told.append, max_restarts=2)
+    assert tokens(found) == tokens(run(engine_of(tiny_models.llama()), *REQUESTS))
+    assert len(starts.read_text()) == 3
+    assert [words for words in told if "ended with code -9" in words]
+    starts.unlink()
+    with pytest.raises(
+        EngineError, match=r"was lost 2 times in a row .*: the vLLM server of /.* ended with code -9\. Its"
+    ):
+        started(once, work, max_restarts=1)
+
+
 def test_a_server_that_dies_again_and_again_ends_the_run_with_its_last_words(python, folder):
     dying = folder / "dying"
     dying.write_text(python.read_text().replace("exec", "echo about to die >&2; exec"))

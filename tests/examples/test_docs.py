@@ -369,7 +369,7 @@ def test_the_folder_tree_is_that_of_the_repository(page):
     for folder in ("examples/", "docs/"):
         inside = {name.strip("/") for name in contents(ROOT / folder) if name.endswith("/")}
         assert set(re.split("[,、] ?", tree[folder])) == inside
-    assert set(re.findall(r"[\w-]+", tree["strop/cli.py"])) == {"strop", *cli.commands}
+    assert set(re.findall(r"[\w-]+", tree["strop/cli/"])) == {"strop", *cli.commands}
 
 
 # ---- while it runs --------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import httpx2
 
 from strop.config import VLLMEngineOptions
-from strop.engines.vllm.process import Served, ServerProcess, server_command
+from strop.engines.vllm.process import EndedError, Served, ServerProcess, server_command
 from strop.engines.vllm.server import LostError, Server
 from strop.engines.vllm.transfer import WeightTransfer
 from strop.types import EngineError, WeightSource
@@ -159,6 +159,9 @@ class Fleet:
                 num_bytes = await self._deliver(server)
             except LostError as error:
                 reason = str(error)
+                continue
+            except EndedError as error:  # killed again while it starts
+                reason = error.what
                 continue
             self.num_restarts += 1
             return num_bytes

@@ -48,6 +48,22 @@ def server_command(served: Served, *, backend: str) -> list[str]:
     return given + (["--trust-remote-code"] if served.trust_remote_code else [])
 
 
+class EndedError(UserError):
+    """A server's process has ended by itself.
+
+    Args:
+        what: which, and how.
+        lines: the last that it printed.
+    """
+
+    def __init__(self, what: str, lines: str) -> None:
+        super().__init__(what, lines)
+        self.what = what
+
+    def __str__(self) -> str:
+        return ". ".join(map(str, self.args))
+
+
 class ServerProcess:
     """A server that ends with this process, however that ends.
 
@@ -88,11 +104,11 @@ class ServerProcess:
             )
 
     def check(self) -> None:
-        """Raises UserError once it has ended by itself."""
+        """Raises EndedError once it has ended by itself."""
         if self._process is not None and self._process.poll() is not None:
-            raise UserError(
-                f"the vLLM server of {self._python} ended with code {self._process.returncode}. Its last lines, of "
-                f"{self.log}:\n{self.last_lines()}"
+            raise EndedError(
+                f"the vLLM server of {self._python} ended with code {self._process.returncode}",
+                f"Its last lines, of {self.log}:\n{self.last_lines()}",
             )
 
     def last_lines(self) -> str:

@@ -110,15 +110,17 @@ def same(one: Any, other: Any, slack: float = 0.0) -> bool:
     >>> same({"lr": 0.1}, {"lr": 0.1000000001}), same([1, 2], [1, 3]), same(float("nan"), float("nan"))
     (True, False, True)
     """
+    if one == other:  # most are, to the bit
+        return True
     if isinstance(one, float) and isinstance(other, float):
         if math.isnan(one) or math.isnan(other):
             return math.isnan(one) and math.isnan(other)
-        return one == other or abs(one - other) <= max(ROUNDING * max(abs(one), abs(other)), slack)
+        return abs(one - other) <= max(ROUNDING * max(abs(one), abs(other)), slack)
     if isinstance(one, Mapping) and isinstance(other, Mapping):
         return one.keys() == other.keys() and all(same(one[name], other[name], slack) for name in one)
     if _is_list(one) and _is_list(other):
         return len(one) == len(other) and all(same(a, b, slack) for a, b in zip(one, other, strict=True))
-    return one == other
+    return False
 
 
 def _is_list(value: Any) -> bool:

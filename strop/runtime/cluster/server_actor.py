@@ -10,8 +10,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from strop.engines.vllm.process import ServerProcess
-from strop.types import UserError
+from strop.engines.vllm.process import EndedError, ServerProcess
 
 _LOOK_S = 0.5  # between two looks at a server's log
 
@@ -55,13 +54,13 @@ class ServerActor:
     def start(self) -> None:
         self._process.start()
 
-    def check(self) -> str:
-        """What there is to say of a server that has ended by itself; "" while it runs."""
+    def check(self) -> tuple[str, str] | None:
+        """How it has ended by itself and its last lines; None while it runs."""
         try:
             self._process.check()
-        except UserError as error:
-            return str(error)
-        return ""
+        except EndedError as error:
+            return error.args
+        return None
 
     def last_lines(self) -> str:
         return self._process.last_lines()

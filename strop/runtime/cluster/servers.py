@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from strop.config import TrainConfig, VLLMEngineOptions
+from strop.engines.vllm.process import EndedError
 from strop.engines.vllm.server import LostError
 from strop.runtime.cluster.connection import why_lost
 from strop.runtime.cluster.server_actor import ServerActor
@@ -65,15 +66,15 @@ class ServerOnNode:
             self._asked("start")
 
     def check(self) -> None:
-        """Raises UserError once it has ended by itself, and LostError once its actor is lost."""
+        """Raises EndedError once it has ended by itself, and LostError once its actor is lost."""
         from ray.exceptions import RayActorError
 
         try:
-            words = self._asked("check")
+            ended = self._asked("check")
         except RayActorError as error:
             raise LostError(why_lost(error)) from error
-        if words:
-            raise UserError(words)
+        if ended is not None:
+            raise EndedError(*ended)
 
     def last_lines(self) -> str:
         """The end of what it printed; "" where its actor is lost."""

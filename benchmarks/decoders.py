@@ -1,10 +1,11 @@
-"""The engine `torch` with keys and values of a prompt in each of its samples' slots, and once for all samples of the group.
+"""The decoders of the engine `torch`: keys and values of a prompt in each of its samples' slots; once for all samples of the
+group; and so, without the calls of the model's modules.
 
-    .venv/bin/python benchmarks/shared_prompts.py [--repeats 3] [--threads 1] [--cases NAME ...]
+    .venv/bin/python benchmarks/decoders.py [--repeats 3] [--threads 1] [--cases NAME ...]
 
 Models of random weights in the shape of the quickstart's and of SmolLM2-135M, all responses as long as the limit, 32 slots.
-Figures are process CPU time of sampling, prompts included, medians of turns that both take one after the other, and how many
-positions x layers of keys and values each holds. Sampled log-probabilities agree, which is checked.
+Figures are process CPU time of sampling, prompts included, medians of turns that all take one after the other, and how many
+positions of keys and values a layer holds. Sampled log-probabilities agree, which is checked.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from strop.engines import TorchEngine
 from strop.engines.decoders import SlotDecoder
+from strop.engines.lean import LeanDecoder
 from strop.engines.shared_prompts import SharedPromptDecoder
 from strop.types import Completion, GenerateRequest, Sampling
 
@@ -46,6 +48,7 @@ CASES: dict[str, tuple[dict[str, int], int, int, int, int]] = {
     "quickstart 4 x 8, 512 + 48": (SMALL, 4, 8, 512, 48),
     "quickstart 4 x 8, 16 + 96": (SMALL, 4, 8, 16, 96),
     "quickstart 32 x 1, 16 + 96": (SMALL, 32, 1, 16, 96),
+    "quickstart 1 x 4, 16 + 96": (SMALL, 1, 4, 16, 96),
     "quickstart 32 x 1, 512 + 48": (SMALL, 32, 1, 512, 48),
     "SmolLM2 4 x 8, 512 + 8": (SMOL, 4, 8, 512, 8),
     "SmolLM2 32 x 1, 16 + 8": (SMOL, 32, 1, 16, 8),
@@ -59,7 +62,7 @@ def main() -> None:
     parser.add_argument("--cases", nargs="*", default=list(CASES), choices=list(CASES))
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
-    table = Table("", "in each slot: CPU s", "shared: CPU s", "shared / slots", "positions", "shared")
+    table = Table("", "in each slot: CPU s", "shared", "without modules", "positions", "shared")
     for case in given.cases:
         table.add_row(case, *measure(*CASES[case], repeats=given.repeats))
     console = Console()
@@ -72,26 +75,25 @@ def measure(shape: dict[str, int], prompts: int, samples: int, length: int, limi
     model = LlamaForCausalLM(LlamaConfig(**shape, max_position_embeddings=1024, tie_word_embeddings=True))
     ids = [tuple((7 * p + 3 * i) % 29 + 2 for i in range(length)) for p in range(prompts)]
     requests = [GenerateRequest(one, tuple(range(samples)), Sampling(max_response_tokens=limit)) for one in ids]
-    kinds = (SlotDecoder, SharedPromptDecoder)
-    engines = [engine_with(model, kind) for kind in kinds]
-    found = [
-        sampled(engine, requests) for engine in engines
-    ]  # unmeasured; the gap is of the first tokens, which are the same
-    gap = max(
-        abs(a.logprobs[0] - b.logprobs[0])
-        for one, other in zip(*found, strict=True)
-        for a, b in zip(one, other, strict=True)
-    )
-    assert gap < 1e-4, gap
-    seconds: list[list[float]] = [[], []]
-    for _ in range(repeats):
-        for engine, measured in zip(engines, seconds, strict=True):
-            start = time.process_time()
-            sampled(engine, requests)
-            measured.append(time.process_time() - start)
-    slots, shared = map(statistics.median, seconds)
-    positions = [positions_of(engine) for engine in engines]
-    return [f"{slots:.2f}", f"{shared:.2f}", f"{shared / slots:.2f}", *map(str, positions)]
+    engines = [engine_with(model, kind) for kind in (SlotDecoder, SharedPromptDecoder, LeanDecoder)]
+    first, *others = [sampled(engine, requests) for engine in engines]  # unmeasured
+    assert all(gap(first, other) < 1e-4 for other in others)
+    turns = [[cpu_seconds(engine, requests) for engine in engines] for _ in range(repeats)]
+    slots, shared, lean = (statistics.median(measured) for measured in zip(*turns, strict=True))
+    positions = [positions_of(engine) for engine in engines[:2]]
+    return [f"{slots:.2f}", f"{shared / slots:.2f}", f"{lean / slots:.2f}", *map(str, positions)]
+
+
+def gap(one: list[list[Completion]], other: list[list[Completion]]) -> float:
+    """Of the first tokens, which are the same."""
+    pairs = ((a, b) for left, right in zip(one, other, strict=True) for a, b in zip(left, right, strict=True))
+    return max(abs(a.logprobs[0] - b.logprobs[0]) for a, b in pairs)
+
+
+def cpu_seconds(engine: TorchEngine, requests: list[GenerateRequest]) -> float:
+    start = time.process_time()
+    sampled(engine, requests)
+    return time.process_time() - start
 
 
 def engine_with(model: Any, kind: Any) -> TorchEngine:

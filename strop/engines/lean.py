@@ -1,0 +1,129 @@
+"""One token of each slot through a model of Llama's shape, without the calls of its modules, which take most of the time of a
+small model's step. The weights are the modules' own, so that an update of them is seen at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import embedding, linear, rms_norm, silu
+
+from strop.engines.shared_prompts import SharedPromptDecoder
+
+# Other classes may compute something else that a comparison on a few tokens does not show.
+_MODELS = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
+_ROTATIONS = {"default", "linear", "llama3"}  # those that depend on the position alone
+
+Compute = Callable[[Tensor], Tensor]
+Attend = Callable[[int, Tensor, Tensor, Tensor, float], Tensor]
+
+
+class LeanDecoder(SharedPromptDecoder):
+    """The model itself reads prompts, and `LeanModel` what is sampled."""
+
+    def __init__(self, model: Any, *, num_slots: int, prompt_width: int, response_width: int) -> None:
+        super().__init__(model, num_slots=num_slots, prompt_width=prompt_width, response_width=response_width)
+        self._lean = LeanModel(model)
+
+    def _forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        return self._lean(tokens, positions, self.attend)
+
+
+class LeanModel:
+    """The forward pass of causal language models whose layers have rotated grouped-query attention and a gated MLP, each
+    behind a norm.
+
+    Args:
+        model: of transformers. Its products may be those of adapters.
+
+    Raises:
+        NotImplementedError: it is of another shape, or was changed.
+    """
+
+    def __init__(self, model: Any) -> None:
+        name, config = type(model).__name__, model.config
+        of_transformers = type(model).__module__.startswith("transformers.models.")
+        if not of_transformers or name not in _MODELS:
+            raise NotImplementedError(f"{name} is not known to have the shape")
+        if (kind := config.rope_parameters.get("rope_type", "default")) not in _ROTATIONS:
+            raise NotImplementedError(f"positions of kind {kind}")
+        body = model.model
+        self._embed, self._norm, self._head = _embedding(body.embed_tokens), _Norm(body.norm), _product(model.lm_head)
+        self._layers = [_Layer(layer) for layer in body.layers]
+        self._rotary = body.rotary_emb
+        self._cos = self._sin = torch.zeros(0, 0)
+
+    def __call__(self, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        """Logits [B, V].
+
+        Args:
+            tokens: [B].
+            positions: [B], of the tokens in their sequences.
+            attend: takes a layer's number, queries [B, heads, D], keys and values [B, kv heads, D] and the scaling of the
+                scores; it keeps keys and values and returns the attention [B, heads x D].
+        """
+        x = self._embed(tokens)
+        cos, sin = self._rotation(positions, x)
+        for number, layer in enumerate(self._layers):
+            x = layer(number, x, cos, sin, attend)
+        return self._head(self._norm(x))
+
+    def _rotation(self, positions: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        """cos and sin [B, 1, D]: rotated is `x cos + (the halves of x exchanged) sin`, so that sin's first half has a minus."""
+        longest = int(positions.max()) + 1
+        if longest > len(self._cos):
+            wanted = torch.arange(max(longest, 2 * len(self._cos)), device=x.device)
+            cos, sin = self._rotary(x, wanted[None])
+            half = cos.shape[-1] // 2
+            self._cos, self._sin = cos[0, :, None], torch.cat([-sin[0, :, :half], sin[0, :, half:]], -1)[:, None]
+        return self._cos[positions], self._sin[positions]
+
+
+class _Layer:
+    """One layer's weights, and how they are used."""
+
+    def __init__(self, layer: Any) -> None:
+        attention, mlp = layer.self_attn, layer.mlp
+        self._before, self._after = _Norm(layer.input_layernorm), _Norm(layer.post_attention_layernorm)
+        self._q, self._k, self._v, self._o = (_product(getattr(attention, f"{name}_proj")) for name in "qkvo")
+        self._gate, self._up, self._down = (_product(getattr(mlp, f"{name}_proj")) for name in ("gate", "up", "down"))
+        self._head_norms = [
+            _Norm(getattr(attention, name)) for name in ("q_norm", "k_norm") if hasattr(attention, name)
+        ]
+        self._size, self._scaling = attention.head_dim, attention.scaling
+
+    def __call__(self, number: int, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
+        normed, size = self._before(x), self._size
+        queries = self._q(normed).view(len(x), -1, size)
+        keys, values = self._k(normed).view(len(x), -1, size), self._v(normed).view(len(x), -1, size)
+        if self._head_norms:
+            of_queries, of_keys = self._head_norms
+            queries, keys = of_queries(queries), of_keys(keys)
+        both = torch.cat([queries, keys], 1)
+        both = torch.addcmul(both * cos, both.roll(size // 2, -1), sin)
+        queries, keys = both.split([queries.shape[1], keys.shape[1]], 1)
+        x = x + self._o(attend(number, queries, keys, values, self._scaling))
+        normed = self._after(x)
+        return x + self._down(silu(self._gate(normed)).mul_(self._up(normed)))
+
+
+class _Norm:
+    """Root-mean-square normalisation."""
+
+    def __init__(self, module: Any) -> None:
+        self._module, self._shape, self._eps = module, tuple(module.weight.shape), module.variance_epsilon
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return rms_norm(x, self._shape, self._module.weight, self._eps)
+
+
+def _product(module: Any) -> Compute:
+    """What a linear module computes; a module of another class, as adapters are, is called."""
+    return (lambda x: linear(x, module.weight, module.bias)) if type(module) is nn.Linear else module
+
+
+def _embedding(module: Any) -> Compute:
+    """The same of embeddings."""
+    return (lambda tokens: embedding(tokens, module.weight)) if type(module) is nn.Embedding else module
