@@ -8,6 +8,7 @@ import time
 from contextlib import contextmanager
 from unittest.mock import patch
 
+import pytest
 import torch
 
 from strop.cli import main
@@ -46,7 +47,14 @@ def _context():
     context = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
     if sys.platform == "linux":
         context.set_forkserver_preload(
-            ["rank_processes", "tiny_models", "torch.distributed.fsdp", "strop.trainers.together"]
+            [
+                "rank_processes",
+                "tiny_models",
+                "torch.distributed.fsdp",
+                "strop.trainers.together",
+                "strop.trainers.tensor_parallel",
+                "strop.trainers.context_parallel",
+            ]
         )
     return context
 
@@ -58,10 +66,17 @@ def start(variables):
     return started[-1]
 
 
+@pytest.fixture(autouse=True, scope="module")
+def forked_ranks():
+    """For files that import it: ranks come from a process that has imported everything, which costs a tenth."""
+    with patch.object(ranks, "start_process", start):
+        yield
+
+
 @contextmanager
-def opened(num_processes, *, process_timeout_s=60.0):
+def opened(num_processes, *, process_timeout_s=60.0, **more):
     """Ranks, this process being rank 0."""
-    options = TorchTrainerOptions(num_processes=num_processes, process_timeout_s=process_timeout_s)
+    options = TorchTrainerOptions(num_processes=num_processes, process_timeout_s=process_timeout_s, **more)
     torch.set_num_threads(1)
     with patch.object(ranks, "start_process", start), ranks.open_ranks(options, device=torch.device("cpu")) as found:
         yield found
@@ -78,6 +93,21 @@ class Breaks:
         if breaks and self.ranks.rank == self.by:
             raise MemoryError("no room for it")
         return int(self.ranks.summed(torch.ones(1)))
+
+
+class Late:
+    """A learner that divides layers, of which one rank is late."""
+
+    def __init__(self, model, *, ranks):
+        self.ranks = ranks
+        self._learning, self._within = ranks.place(model)
+
+    @everywhere
+    def read(self, *, seconds):
+        if self.ranks.rank == 1:
+            time.sleep(seconds)
+        with torch.no_grad():
+            return self._within(lambda: self._learning(input_ids=torch.arange(4)[None]).logits.sum())
 
 
 def _run(variables, arguments):

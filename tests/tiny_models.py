@@ -102,7 +102,7 @@ def gemma2(seed=0, *, softcap=2.0):
 
 
 def phi(seed=0):
-    """Its head has a bias."""
+    """Its head has a bias, and so has every other layer."""
     return _built(PhiForCausalLM, PhiConfig(**_SHAPE, partial_rotary_factor=0.5), seed)
 
 
@@ -135,7 +135,7 @@ BUILDERS = {
     "phi": phi,
 }
 FULL_ATTENTION = ("llama", "tied_llama", "qwen2", "qwen3", "gpt2", "phi")
-PLAIN_HEAD = ("llama", "tied_llama", "qwen2", "qwen3", "gpt2", "sliding_mistral")
+PLAIN_HEAD = ("llama", "tied_llama", "qwen2", "qwen3", "gpt2", "sliding_mistral", "phi")
 
 
 class BigramConfig(PretrainedConfig):

@@ -162,7 +162,7 @@ class SFTConfig(RootConfig):
     run: SFTRunOptions = SFTRunOptions()
 
     def problems(self) -> Iterator[Problem]:
-        yield from train_rules.processes_fit(self.trainer, self.model)
+        yield from train_rules.processes_fit(self.trainer, self.model, self.lora)
         if self.run.num_steps is not None:  # that of num_epochs is known when the demonstrations are
             product = f"run.num_steps = {self.run.num_steps}"
             yield from train_rules.warmup_fits("trainer", self.trainer, self.run.num_steps, product)

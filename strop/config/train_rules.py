@@ -12,6 +12,7 @@ from strop.config.base import Derived, Idle, Problem
 from strop.config.critic import CriticOptions
 from strop.config.engine import VLLM_HOTTEST
 from strop.config.filtering import PerTokenPenaltyOptions, SoftOverlongOptions
+from strop.config.lora import LoraOptions
 from strop.config.sampling import FunctionRewardOptions, SlimeRewardOptions, rewarded_per
 from strop.config.training import AdamWOptions, ModelOptions, TorchTrainerOptions
 
@@ -31,7 +32,7 @@ def problems(config: TrainConfig) -> Iterator[Problem]:
     yield from _guards(config)
     yield from _engine(config)
     yield from _scorers(config)
-    yield from processes_fit(config.trainer, config.model)
+    yield from processes_fit(config.trainer, config.model, config.lora)
 
 
 def _engine(config: TrainConfig) -> Iterator[Problem]:
@@ -111,8 +112,14 @@ def warmup_fits(table: str, options: AdamWOptions, num_optimizer_steps: int, pro
         )
 
 
-def processes_fit(trainer: TorchTrainerOptions, model: ModelOptions) -> Iterator[Problem]:
-    """Several processes on one device."""
+def processes_fit(trainer: TorchTrainerOptions, model: ModelOptions, lora: LoraOptions) -> Iterator[Problem]:
+    """Several processes on one device, and what of a model they can divide."""
+    if trainer.tensor_parallel > 1 and lora.is_on:
+        yield Problem(
+            "trainer.tensor_parallel",
+            f"must be 1 with lora.rank = {lora.rank}, got {trainer.tensor_parallel}: adapters are not divided. "
+            "trainer.num_processes alone shares the weights below them.",
+        )
     if trainer.num_processes > 1 and model.device.startswith("cuda:"):
         yield Problem(
             "model.device",

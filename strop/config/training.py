@@ -76,6 +76,22 @@ class TorchTrainerOptions(AdamWOptions):
         description="Processes that share weights, optimizer and the passes of a step (FSDP2), one a GPU; strop starts them on "
         "this machine. Under torchrun leave it out: there it is the number of processes launched.",
     )
+    tensor_parallel: int = Field(
+        default=1,
+        ge=1,
+        le=64,
+        description="Of the processes, how many divide each layer, the embedding and the head among them and make the same "
+        "passes: each has 1/n of every matrix. Must divide trainer.num_processes and the model's heads; 1 means that a process "
+        "has whole layers within a pass.",
+    )
+    context_parallel: int = Field(
+        default=1,
+        ge=1,
+        le=64,
+        description="Of the processes, how many divide the tokens of every row among them, for long sequences: each keeps 1/n "
+        "of the activations, and has all tokens of 1/n of the heads in attention. Must divide the model's heads, and, times "
+        "trainer.tensor_parallel, trainer.num_processes.",
+    )
     process_timeout_s: float = Field(
         default=600.0,
         gt=0,
@@ -90,6 +106,24 @@ class TorchTrainerOptions(AdamWOptions):
         description="CPU threads of torch; none, or more than there are cores, means all that this process may use, or its "
         "share of them beside others.",
     )
+
+    def problems(self) -> Iterator[Problem]:
+        yield from super().problems()
+        if self.num_processes % (self.tensor_parallel * self.context_parallel):
+            key, beside = "tensor_parallel", ""
+            if self.context_parallel > 1:
+                key, beside = "context_parallel", f", times trainer.tensor_parallel = {self.tensor_parallel},"
+            yield Problem(
+                key,
+                f"must{beside} divide trainer.num_processes = {self.num_processes}, got {getattr(self, key)}. Set both, "
+                "under a launcher too.",
+            )
+        if self.context_parallel > 1 and self.layout not in ("auto", "padded"):
+            yield Problem(
+                "layout",
+                f"must be padded or auto with trainer.context_parallel = {self.context_parallel}, got {self.layout}: a row "
+                "that is divided has one sequence.",
+            )
 
     def idle(self) -> Iterator[Idle]:
         if self.num_processes == 1:

@@ -48,8 +48,17 @@ def meeting_place() -> dist.Store:
     return next(dist.rendezvous("env://"))[0]
 
 
-def join(store: dist.Store, rank: int, size: int, *, timeout_s: float, lost: Lost | None = None) -> TogetherRanks:
-    """Join the others. The GPU branch is not run in this project's CI."""
+def join(
+    store: dist.Store,
+    rank: int,
+    size: int,
+    *,
+    timeout_s: float,
+    lost: Lost | None = None,
+    tensor_parallel: int = 1,
+    context_parallel: int = 1,
+) -> TogetherRanks:
+    """Join the others; how layers and rows are divided counts in rank 0. The GPU branch is not run in this project's CI."""
     from strop.trainers.together import TogetherRanks  # a second to import, for several processes alone
 
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
@@ -60,7 +69,14 @@ def join(store: dist.Store, rank: int, size: int, *, timeout_s: float, lost: Los
         world_size=size,
         timeout=timedelta(seconds=timeout_s),
     )
-    return TogetherRanks(timeout_s=timeout_s, local_rank=int(os.environ.get("LOCAL_RANK", rank)), lost=lost)
+    local_rank = int(os.environ.get("LOCAL_RANK", rank))
+    return TogetherRanks(
+        timeout_s=timeout_s,
+        local_rank=local_rank,
+        lost=lost,
+        tensor_parallel=tensor_parallel,
+        context_parallel=context_parallel,
+    )
 
 
 def serve(*, timeout_s: float, num_threads: int | None) -> int:

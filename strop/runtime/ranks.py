@@ -88,7 +88,15 @@ def open_ranks(options: TorchTrainerOptions, *, device: torch.device) -> Iterato
     try:
         with _interface():
             store = group.meet() if is_launched() else group.start(size)
-            group.ranks = join(store, 0, size, timeout_s=options.process_timeout_s, lost=group.lost)
+            group.ranks = join(
+                store,
+                0,
+                size,
+                timeout_s=options.process_timeout_s,
+                lost=group.lost,
+                tensor_parallel=options.tensor_parallel,
+                context_parallel=options.context_parallel,
+            )
         yield group.ranks
     finally:
         group.end()

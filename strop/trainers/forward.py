@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -14,6 +14,9 @@ from strop.trainers.layout import Layout, LayoutKind, lay_out
 from strop.trainers.rows import RowReader, are_equal, idle_batch
 from strop.trainers.sharding import Within
 from strop.trainers.sharing import RowSizes
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 # Head inputs of the probe are multiplied by this (a power of two: exact): logits of every model then reach where a soft
 # cap, of 30 say, bends them.
@@ -53,12 +56,22 @@ class TokenScorer(RowReader):
     def _score(
         self, batch: Batch, laid: Layout, temperature: float, with_entropy: bool
     ) -> tuple[Tensor, Tensor | None]:
-        predicting = laid.before[batch.loss_mask].to(self.device)
-        targets = batch.tokens[batch.loss_mask].to(self.device)
+        number = int(batch.loss_mask.sum())
+        mine = self._part(number)
+        predicting = laid.before[batch.loss_mask][mine].to(self.device)
+        targets = batch.tokens[batch.loss_mask][mine].to(self.device)
+        logprobs, entropy = self._score_targets(laid, predicting, targets, temperature, with_entropy)
+        return self._joined(logprobs, number), None if entropy is None else self._joined(entropy, number)
+
+    def _score_targets(
+        self, laid: Layout, predicting: Tensor, targets: Tensor, temperature: float, with_entropy: bool
+    ) -> tuple[Tensor, Tensor | None]:
         if self._has_plain_head:
-            weight = self.model.get_output_embeddings().weight
+            weight, bias, group = self._head_rows()
             hidden = self._body(laid).flatten(0, 1)[predicting].to(weight.dtype)  # some bodies end in float32
-            return ops.linear_logprobs(hidden, weight, targets, temperature=temperature, with_entropy=with_entropy)
+            return ops.linear_logprobs(
+                hidden, weight, targets, bias=bias, temperature=temperature, with_entropy=with_entropy, group=group
+            )
         logits = self.model(**self._inputs(laid)).logits.flatten(0, 1)[predicting]
         entropy = ops.logits_entropy(logits, temperature=temperature) if with_entropy else None
         return ops.token_logprobs(logits, targets, temperature=temperature), entropy
@@ -80,6 +93,11 @@ class TokenScorer(RowReader):
             found[batch.positions(sequences)[part.loss_mask]] = numbers.float().cpu()
         return found
 
+    def _head_rows(self) -> tuple[Tensor, Tensor | None, ProcessGroup | None]:
+        """The head's rows and bias in this rank, and the ranks that have the others."""
+        head = self.model.get_output_embeddings()
+        return (head.weight, head.bias, None) if self._within is None else self._within.head_rows(head)
+
     def _body(self, laid: Layout) -> Tensor:
         return self.model.base_model(**self._inputs(laid)).last_hidden_state
 
@@ -91,7 +109,7 @@ class TokenScorer(RowReader):
 
     @torch.no_grad()
     def _head_is_plain(self) -> bool:
-        """True if logits are the body's last hidden state times the head's weight, and nothing else."""
+        """True if logits are the body's last hidden state times the head's weight, with its bias, and nothing else."""
         vocab = self.model.config.get_text_config().vocab_size
         inputs = {
             "input_ids": torch.arange(4, device=self.device)[None] % vocab,
@@ -101,20 +119,23 @@ class TokenScorer(RowReader):
         }
         logits = self.model(**inputs).logits  # also where the answer is known: a model that cannot run shows it here
         head, body = self.model.get_output_embeddings(), self.model.base_model
-        if not isinstance(head, torch.nn.Linear) or head.bias is not None or body is self.model:
+        if not isinstance(head, torch.nn.Linear) or body is self.model:
             return False
         if any(_bends_logits(name, value) for name, value in self.model.config.get_text_config().to_dict().items()):
             return False
-        hidden = body(**inputs).last_hidden_state.to(head.weight.dtype)
-        if hidden.shape[-1] != head.weight.shape[1]:
+        weight, bias = head.weight, head.bias
+        if self._within is not None:
+            weight, bias = self._within.whole(weight), None if bias is None else self._within.whole(bias)
+        hidden = body(**inputs).last_hidden_state.to(weight.dtype)
+        if hidden.shape[-1] != weight.shape[1]:
             return False
         handle = head.register_forward_pre_hook(lambda _, given: (given[0] * _LOUD,))
         try:
             loud = self.model(**inputs).logits
         finally:
             handle.remove()
-        plain = hidden @ head.weight.T
-        return are_equal(plain, logits) and are_equal(hidden * _LOUD @ head.weight.T, loud)
+        plain, plainly_loud = (torch.nn.functional.linear(h, weight, bias) for h in (hidden, hidden * _LOUD))
+        return are_equal(plain, logits) and are_equal(plainly_loud, loud)
 
 
 def _bends_logits(name: str, value: Any) -> bool:

@@ -33,6 +33,9 @@ class Cutter:
     ) -> None:
         self._max_tokens, self._costs, self._ranks = max_tokens, costs_of(reader.model), ranks or Ranks()
         self._kinds: list[LayoutKind]
+        if self._ranks.divides_rows:
+            self._kinds = ["padded"]  # another layout is refused by the options
+            return
         if layout == "auto":
             self._kinds = ["padded", *(kind for kind in _ASKED if not reader.fault_of(kind))]
             return
@@ -47,8 +50,8 @@ class Cutter:
         several ranks those of this rank's share, and as many empty ones as another rank has more."""
         if self._ranks.size == 1:
             return self._cut(batch, range(batch.num_sequences))
-        by_rank = shares(batch, self._ranks.size, self._costs, by_prompt="shared" in self._kinds)
-        cut = self._cut(batch, by_rank[self._ranks.rank])
+        found = shares(batch, self._ranks.num_shares, self._costs, by_prompt="shared" in self._kinds)
+        cut = self._cut(batch, found[self._ranks.share])
         most = max(self._ranks.collected(len(cut.parts)))
         return replace(cut, parts=cut.parts + [Part([])] * (most - len(cut.parts)))
 

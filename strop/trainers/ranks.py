@@ -20,6 +20,11 @@ class Ranks:
     """One process: whatever is summed, gathered or agreed on is its own. Several are a `TogetherRanks`."""
 
     rank, size = 0, 1
+    share, num_shares = (
+        0,
+        1,
+    )  # of a batch: which one this rank has, of how many; ranks that divide layers or rows have the same
+    divides_rows = False
     is_whole = True  # False once a rank is lost: nothing can be asked of the others any more
 
     @property
@@ -72,6 +77,10 @@ class Ranks:
         """Set a tensor to rank 0's values; those of the others are not looked at."""
         assert values is not None
         tensor.copy_(values)
+
+    def clip_gradients(self, parameters: list[Tensor], max_norm: float) -> Tensor:
+        """Scale gradients down to a global norm where theirs is larger; returns what it was."""
+        return torch.nn.utils.clip_grad_norm_(parameters, max_norm)
 
     def merged(self, metrics: StepMetrics) -> StepMetrics:
         """Metrics of all ranks as one."""

@@ -36,6 +36,16 @@ class RowReader(ABC):
         """A pass through the model."""
         return work() if self._within is None else self._within(work)
 
+    def _part(self, number: int) -> slice:
+        """Of so many tokens, those whose numbers this rank computes of their hidden states."""
+        context = None if self._within is None else self._within.context
+        return slice(None) if context is None else context.part(number)
+
+    def _joined(self, mine: Tensor, number: int) -> Tensor:
+        """The numbers of so many tokens, of which this rank has its part."""
+        context = None if self._within is None else self._within.context
+        return mine if context is None else context.joined(mine, number)
+
     @abstractmethod
     def idle(self) -> Tensor:
         """A pass whose number has gradient 0, for a rank that has no micro-batch left while others have."""

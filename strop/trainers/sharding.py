@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from strop.types import ModelError
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+    from strop.trainers.context_parallel import ContextSplit
+    from strop.trainers.tensor_parallel import LayerSplit
 
 T = TypeVar("T")
 _NARROW = (torch.bfloat16, torch.float16)
@@ -21,14 +27,27 @@ class Within(nn.Module):
     Args:
         model: its layers are sharded already.
         dtype: that it computes in; its weights may be float32 masters of it.
+        context: divides rows over ranks, and what is computed of them.
     """
 
-    def __init__(self, model: Any, dtype: torch.dtype) -> None:
+    def __init__(self, model: Any, dtype: torch.dtype, context: ContextSplit | None = None) -> None:
         super().__init__()
-        self.model, self.dtype = model, dtype
+        self.model, self.dtype, self.context = model, dtype, context
 
     def forward(self, work: Callable[[], T]) -> T:
         return work()
+
+    def head_rows(self, head: nn.Linear) -> tuple[Tensor, Tensor | None, ProcessGroup | None]:
+        """Of a head within a call: the rows and the bias that this rank has, and the ranks that have the others, if any."""
+        from strop.trainers.tensor_parallel import rows_here
+
+        return rows_here(head)
+
+    def whole(self, tensor: Tensor) -> Tensor:
+        """All of a weight within a call."""
+        from strop.trainers.tensor_parallel import whole
+
+        return whole(tensor)
 
 
 def skeleton(model: Any) -> Any:
@@ -38,7 +57,14 @@ def skeleton(model: Any) -> Any:
 
 
 def shard(
-    model: Any, mesh: Any, device: torch.device, send: Callable[[Tensor], None], *, whole: Any = None
+    model: Any,
+    mesh: Any,
+    device: torch.device,
+    send: Callable[[Tensor], None],
+    *,
+    whole: Any = None,
+    split: LayerSplit | None = None,
+    context: ContextSplit | None = None,
 ) -> tuple[Any, Within]:
     """Fill a skeleton, one layer after the other, with the values of rank 0, and leave each rank its part of every weight.
 
@@ -47,10 +73,12 @@ def shard(
 
     Args:
         model: a skeleton.
-        mesh: of all ranks.
+        mesh: of the ranks that each hold a part of every weight, or of what a split leaves of it.
         device: that the parts lie on.
         send: fills a tensor, on the device, with what rank 0 has in it.
         whole: in rank 0 the model with its weights.
+        split: divides layers over other ranks first.
+        context: divides rows over some of the ranks of the mesh.
 
     Raises:
         ModelError: weights of one layer learn in several types.
@@ -63,11 +91,15 @@ def shard(
     for name, layer in _layers(model):
         precision = _precision(layer, model)
         _materialise(layer, name, values, made, device, send)
+        if split is not None:
+            split.apply(layer, name)
         fully_shard(layer, mesh=mesh, **precision)
         sharded.append(layer)
     precision = _precision(model, model)
     _materialise(model, "", values, made, device, send)
-    within = Within(model, dtype)
+    if split is not None:
+        split.apply(model, "")
+    within = Within(model, dtype, context)
     fully_shard(within, mesh=mesh, reshard_after_forward=True, **precision)
     for part in (*sharded, within):
         part.set_gradient_divide_factor(1.0)  # a sum: token weights belong to the whole step

@@ -112,8 +112,7 @@ class Updates:
         if not math.isfinite(metrics["loss"].total):
             raise self._blaming(batch, weighted_loss)
         self._ranks.first(lambda: guard(metrics))
-        found = torch.nn.utils.clip_grad_norm_(self.parameters.values(), self.options.max_grad_norm)
-        norm = self._ranks.full(found)
+        norm = self._ranks.clip_gradients(list(self.parameters.values()), self.options.max_grad_norm)
         if not torch.isfinite(norm):
             raise self._blaming(batch, weighted_loss)
         lr = self._set_lr()

@@ -36,6 +36,28 @@ class ValueModel(nn.Module):
         return self.body.dtype
 
     @property
+    def config(self) -> Any:
+        """Of the body."""
+        return self.body.config
+
+    @property
+    def base_model(self) -> Any:
+        """The body."""
+        return self.body
+
+    @property
+    def tp_plan(self) -> dict[str, str]:
+        """As transformers says of the body; the head stays whole."""
+        return {f"body.{name}": style for name, style in self.body.tp_plan.items()}
+
+    def get_input_embeddings(self) -> nn.Module:
+        """Of the body."""
+        return self.body.get_input_embeddings()
+
+    def get_output_embeddings(self) -> None:
+        """There is no head with tokens."""
+
+    @property
     def _no_split_modules(self) -> set[str]:
         """As transformers says of the body; the head's type is its own."""
         return {_Head.__name__, *(self.body._no_split_modules or ())}
@@ -87,8 +109,9 @@ class ValueScorer(RowReader):
         its log-probability is: it is the value of the state in which the token is chosen."""
         with self.explaining(batch, layout):
             laid = lay_out(batch, layout, rows)
-            before = laid.before[batch.loss_mask].to(self.device)
-            return self._run(lambda: self._foresee(laid, before)).squeeze(-1)
+            before = laid.before[batch.loss_mask]
+            mine = before[self._part(len(before))].to(self.device)
+            return self._run(lambda: self._joined(self._foresee(laid, mine), len(before))).squeeze(-1)
 
     def _foresee(self, laid: Layout, before: Tensor) -> Tensor:
         hidden = self.model(**self._inputs(laid)).last_hidden_state.flatten(0, 1)[before]

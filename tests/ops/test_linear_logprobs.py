@@ -66,6 +66,22 @@ def test_values_and_gradients_equal_the_plain_way(num_tokens, temperature, with_
         assert torch.allclose(mine, theirs, rtol=1e-11, atol=1e-11)
 
 
+def test_a_bias_is_added_to_the_logits():
+    hidden, weight, targets = inputs(300)
+    bias = torch.randn(11, dtype=F64, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    leaves, more = (hidden, weight, bias), {"temperature": 0.7}
+    logits = hidden @ weight.T + bias
+    plain = token_logprobs(logits, targets, **more), logits_entropy(logits, **more)
+    expected = torch.autograd.grad(combine(*plain, 300), leaves)
+    found = linear_logprobs(hidden, weight, targets, bias=bias, with_entropy=True, **more)
+    for mine, theirs in zip(found, plain, strict=True):
+        assert torch.allclose(mine, theirs, rtol=0, atol=1e-12)
+    for mine, theirs in zip(torch.autograd.grad(combine(*found, 300), leaves), expected, strict=True):
+        assert torch.allclose(mine, theirs, rtol=1e-11, atol=1e-11)
+    with pytest.raises(ValueError, match=r"bias must have an entry for each of weight's 11 rows, got \(10,\)"):
+        linear_logprobs(hidden, weight, targets, bias=bias[1:])
+
+
 @pytest.mark.parametrize("of", ["logprobs", "entropy"])
 def test_gradient_of_one_result_alone(of):
     hidden, weight, targets = inputs(300)

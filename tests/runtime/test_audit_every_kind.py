@@ -1,6 +1,7 @@
 """strop audit of everything: every option of every kind acts or is refused; an option that is added is audited here unasked."""
 
 import pytest
+from rank_processes import forked_ranks  # noqa: F401 - a fixture of this file
 from runtime.audited import BASE, EVERYTHING, FILTERED, failures
 
 from strop.config import TrainConfig, make_config, tree

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from rank_processes import forked_ranks  # noqa: F401 - a fixture of this file
 from runtime.audited import failures
 
 from strop.config import load_config

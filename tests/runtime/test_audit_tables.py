@@ -1,6 +1,7 @@
 """strop audit of tables that the other audits leave idle: guards, named sets, strop sft."""
 
 import pytest
+from rank_processes import forked_ranks  # noqa: F401 - a fixture of this file
 from runtime.audited import BASE, GUARDED, failures
 
 from strop.config import GuardOptions, SFTConfig, TrainConfig, make_config, tree
@@ -24,7 +25,7 @@ def test_every_option_of_strop_sft_acts():
     findings = {f.path: f for f in audit(config)}
     assert {path for path in tree.paths(SFTConfig) if path not in findings} == set()
     idle = {"validation.data.shuffle", "validation.data.batch_size"}  # a validation takes all at once
-    idle |= {"trainer.process_timeout_s"}  # the config is of one process
+    idle |= {"trainer.process_timeout_s", "trainer.tensor_parallel"}  # the config is of one process, and of adapters
     assert {path for path, f in findings.items() if f.verdict not in ("acts", "one value", "cannot act here")} == idle
     assert findings["data.response_key"].changes.keys() >= {"loss", "update"}
 

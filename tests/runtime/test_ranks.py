@@ -16,26 +16,17 @@ import tiny_models
 import torch
 from commands.small_runs import ENVIRONMENT, metrics, read_lines, same_weights, small_once, strop, weights
 from processes import is_running
-from rank_processes import Breaks
+from rank_processes import Breaks, forked_ranks  # noqa: F401 - a fixture of this file
 
 from strop.config import TorchTrainerOptions
 from strop.runtime import ranks as of_rank_0
 from strop.trainers import TorchTrainer
-from strop.types import StropError, UserError, WaitError
+from strop.types import LostRankError, StropError, UserError, WaitError
 
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory):
     return small_once(tmp_path_factory)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def forked():
-    """Ranks come from a process that has imported everything, which costs a tenth."""
-    patch = pytest.MonkeyPatch()
-    patch.setattr(of_rank_0, "start_process", rank_processes.start)
-    yield
-    patch.undo()
 
 
 SHORT = ("--num-steps", "4", "--lr", "1e-3", "--coef", "0.05")
@@ -84,6 +75,48 @@ def test_a_run_is_resumed_on_any_number_of_processes(small, runs, tmp_path, then
         assert metrics(folder) == metrics(runs[then])
         assert same_weights(folder / "model", runs[then] / "model")
     check_close(folder, runs[then])
+
+
+def test_a_run_goes_on_with_its_layers_divided_and_then_its_rows_or_nothing(small, runs, tmp_path):
+    flags, divided = (*small.eval_flags, "--eval.every_steps", "2"), ("--tensor-parallel", "2")
+
+    def goes_on(then, name, step, *more):
+        folder = tmp_path / name
+        shutil.copytree(then, folder)
+        return run(small, folder, *more, *flags, "--resume", f"step_{step:06d}")
+
+    first = goes_on(runs[1], "divided", 1, 2, *divided)
+    again = goes_on(first, "again", 3, 2, *divided)
+    assert metrics(again) == metrics(first)
+    assert same_weights(again / "model", first / "model")
+    for folder in (first, goes_on(first, "alone", 2, 1), goes_on(first, "rows", 2, 2, "--context-parallel", "2")):
+        check_close(folder, runs[1])
+
+
+def test_a_model_that_cannot_be_divided_is_refused(small, tmp_path):
+    for flags, reason in (
+        (("--num-processes", "3", "--tensor-parallel", "3"), "trainer.tensor_parallel must divide num_attention_heads"),
+        (
+            ("--num-processes", "3", "--tensor-parallel", "2"),
+            "trainer.tensor_parallel must divide trainer.num_processes = 3, got 2",
+        ),
+        (
+            ("--num-processes", "2", "--tensor-parallel", "2", "--context-parallel", "2"),
+            "trainer.context_parallel must, times trainer.tensor_parallel = 2, divide trainer.num_processes = 2, got 2",
+        ),
+        (
+            ("--num-processes", "2", "--context-parallel", "2", "--layout", "packed"),
+            "trainer.layout must be padded or auto with trainer.context_parallel = 2, got packed",
+        ),
+        (("--tensor-parallel", "2"), "trainer.tensor_parallel must divide trainer.num_processes = 1, got 2"),
+        (
+            ("--num-processes", "2", "--tensor-parallel", "2", "--lora.rank", "2"),
+            "trainer.tensor_parallel must be 1 with lora.rank = 2, got 2",
+        ),
+    ):
+        done = strop("train", small.train, *flags, "--run.folder", tmp_path / "run")
+        assert (done.code, reason in done.err) == (2, True), done
+        assert not (tmp_path / "run").exists()
 
 
 def test_a_step_of_two_processes_is_redone_to_the_bit(runs, tmp_path):
@@ -161,6 +194,17 @@ def test_a_process_that_hangs_ends_the_run_within_the_limit(small, tmp_path):
     assert seconds < 40
     assert process.poll() == -signal.SIGKILL
     assert (folder / "model").exists()
+
+
+def test_a_process_that_is_late_within_a_layer_is_named():
+    """Rank 0 waits for it in a group of two of the four."""
+    began = time.monotonic()
+    with rank_processes.opened(4, process_timeout_s=2.0, tensor_parallel=2) as found:
+        learner = found.make(rank_processes.Late, tiny_models.llama())
+        learner.read(seconds=0)
+        with pytest.raises(LostRankError, match=r"^rank 1 \(process \d+\) of the trainer did not answer"):
+            learner.read(seconds=30)
+    assert time.monotonic() - began < 25
 
 
 def test_a_process_that_fails_says_why():

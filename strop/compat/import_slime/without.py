@@ -4,14 +4,16 @@ from __future__ import annotations
 
 # reason -> flags
 _REASONS: dict[str, str] = {
-    "strop's trainer divides weights and batches over trainer.num_processes, and has no other parallelism.": """
-        --tensor-model-parallel-size --sequence-parallel --pipeline-model-parallel-size --context-parallel-size
+    "strop's trainer divides weights and batches over processes, layers by trainer.tensor_parallel, rows by "
+    "trainer.context_parallel, and has no other parallelism.": """
+        --sequence-parallel --pipeline-model-parallel-size
         --expert-model-parallel-size --expert-tensor-parallel-size --decoder-first-pipeline-num-layers
         --decoder-last-pipeline-num-layers --num-layers-per-virtual-pipeline-stage --virtual-pipeline-model-parallel-size
         --use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather --overlap-p2p-communication
         --distributed-backend --distributed-timeout-minutes --allgather-cp --cp-comm-type --train-backend""",
     "strop's processes are those of trainer.num_processes or of a launcher, its servers those of [engine]: set them there.": """
         --actor-num-nodes --actor-num-gpus-per-node --critic-num-nodes --critic-num-gpus-per-node --rollout-num-gpus
+        --tensor-model-parallel-size --context-parallel-size
         --rollout-num-gpus-per-engine --num-gpus-per-node""",
     "strop's engine torch samples from the trainer's own weights; how engine vllm is given them stands in [engine].": """
         --colocate --offload --offload-train --offload-rollout --no-offload-train --no-offload-rollout

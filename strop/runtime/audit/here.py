@@ -6,12 +6,14 @@ import os
 
 import torch
 
+_OF_PROCESSES = ("trainer.num_processes", "trainer.tensor_parallel", "trainer.context_parallel")
+
 
 def why_not_here(path: str) -> str:
     """Why no other value of an option can act on this machine; empty where one can."""
     if path == "trainer.num_threads" and _num_cores() == 1:
         return "this process may use one core only"
-    if path == "trainer.num_processes" and torch.cuda.device_count() == 1:
+    if path in _OF_PROCESSES and torch.cuda.device_count() == 1:
         return "this machine has one GPU"
     if path in ("model.device", "distillation.teacher_device") and not torch.cuda.is_available():
         return "this machine has no device but the CPU"

@@ -25,6 +25,8 @@ _ONLY_FOR = {
         "activation_checkpointing",
         "max_tokens_in_flight",
         "num_processes",
+        "tensor_parallel",
+        "context_parallel",
     ),
     "threads": ("num_threads",),
     "servers": (

@@ -281,8 +281,10 @@ class Runs:
         """The config with an option changed; a table that becomes of another kind starts anew. Rewards come from the
         config's own scorer only where that is what is looked at."""
         given = self._given | scenario.overrides(tree.values(self.config), self.folder)
-        if path == "trainer.process_timeout_s":  # the only option that needs several processes
+        if path == "trainer.process_timeout_s":  # in one process it cannot be set
             given["trainer.num_processes"] = min(self.config.trainer.num_processes, 2)
+        elif path in ("trainer.tensor_parallel", "trainer.context_parallel"):
+            given["trainer.num_processes"] = 2
         given |= self._of_streaming(path)
         for kind in (name for name in changed if self._kinds_of(name)):
             table = kind.removesuffix(".kind")
