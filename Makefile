@@ -55,6 +55,7 @@ bench: .venv/bench.stamp
 	$(BIN)/python benchmarks/sampling.py
 	$(BIN)/python benchmarks/decoders.py
 	$(BIN)/python benchmarks/overlap.py
+	$(BIN)/python benchmarks/ahead.py
 	$(BIN)/python benchmarks/layouts.py
 	$(BIN)/python benchmarks/head.py
 	$(BIN)/python benchmarks/growth.py

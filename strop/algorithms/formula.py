@@ -175,7 +175,7 @@ def _ratio_lines(config: TrainConfig) -> list[str]:
     says_ratio = POLICY_LOSSES[algorithm.policy_loss.kind].options.has_ratio or algorithm.kl.unbiased
     lines = []
     if says_ratio:
-        is_fresh = config.filter.surplus != "keep" and config.rollout.from_folder is None
+        is_fresh = not config.may_be_stale and config.rollout.from_folder is None
         samples = ", on fresh samples" if is_fresh else ""
         moves = "" if algorithm.ratio_moves else f" = 1 in value: one update per batch{samples}"
         lines.append(f"  r_t = exp(logprobs_t - old_logprobs_t){moves}")
@@ -228,9 +228,34 @@ def _batch_lines(config: TrainConfig) -> list[str]:
         *_filter_lines(config),
         f"  -> {updates} optimizer step{'s' if updates > 1 else ''} of {sequences // updates} sequences"
         f" -> {config.num_optimizer_steps} optimizer steps in {config.run.num_steps} batches{first}",
-        f"  -> the last update of a batch is {updates - 1} step{'' if updates == 2 else 's'} off-policy",
+        *_off_policy_lines(config),
         f"  passes: {'; '.join(_passes(config))}",
     ]
+
+
+def _off_policy_lines(config: TrainConfig) -> list[str]:
+    """How many optimizer steps there may be between sampling and learning."""
+    rollout, updates = config.rollout, config.algorithm.updates_per_batch
+    if rollout.max_off_policy_steps == 0:
+        return [f"  -> the last update of a batch is {_steps(updates - 1)} off-policy"]
+    ahead = config.batches_ahead
+    first = rollout.max_off_policy_steps if rollout.streaming else ahead * updates
+    batches = f"{ahead} batch{'' if ahead == 1 else 'es'} ahead"
+    how = (
+        f"up to {batches}, a step starts with the groups that are complete, and samples go on over weight updates"
+        if rollout.streaming
+        else f"{batches}, each batch by the weights of one step"
+    )
+    masked = ["  -> tokens of older weights than their response's last ones are left out of the loss"]
+    return [
+        f"  -> sampled {how}",
+        f"  -> the first update of a batch is up to {_steps(first)} off-policy, the last up to {_steps(first + updates - 1)}",
+        *(masked if rollout.mask_older_tokens else []),
+    ]
+
+
+def _steps(count: int) -> str:
+    return f"{count} step{'' if count == 1 else 's'}"
 
 
 def _passes(config: TrainConfig) -> list[str]:

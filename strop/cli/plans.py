@@ -45,7 +45,7 @@ def simulate(words: tuple[str, ...], from_run: tuple[Path, ...], output: Path | 
     """Plan a cluster: simulate the synchronous and the asynchronous loop, and propose a split of the GPUs.
 
     CONFIG is a TOML file with options of a plan. Printed are throughput, idle shares, staleness and cost. The asynchronous
-    loop is not part of strop train yet: its figures are a plan.
+    loop is that of strop train with rollout.max_off_policy_steps.
     """
     from strop.config.overrides import parse_flags
     from strop.config.simulation import SimulationConfig, load_simulation

@@ -13,6 +13,7 @@ from strop.config import tree
 from strop.config.base import Options
 from strop.config.lines import Sources
 from strop.config.messages import describe
+from strop.config.off_policy import AHEAD, default_correction, follows_from_ahead
 from strop.config.overrides import nest
 from strop.config.presets import PRESETS, preset_values
 from strop.config.render import recorded_origins
@@ -125,6 +126,8 @@ def make_config(
     file_values, nobodys = _of_own_config(file_values, recorded or {}, given)
     preset, layers = _layers(root, file_values, given, file)
     merged, origins = _merge(root, layers, nobodys)
+    if root is TrainConfig:
+        _correct(root, merged, origins, nobodys)
     sources = Sources(origins, file, text)
     try:
         config = root.model_validate(merged)
@@ -152,10 +155,29 @@ def _of_own_config(
     and what the run's preset set, which leaves with it where the command line names another or none."""
     of_preset = {path for path, origin in recorded.items() if _is_of_preset(origin)}
     nobodys = of_preset | {path for path, origin in recorded.items() if origin == "default"}
+    if "max_off_policy_steps" in _table(given, "rollout"):  # what had followed from it follows from the new value
+        follows = {path for path, origin in recorded.items() if follows_from_ahead(path, origin)}
+        tables = tuple(path.removesuffix("kind") for path in follows if path.endswith(".kind"))
+        follows |= {path for path in nobodys if path.startswith(tables)} if tables else set()
+        file_values = _without(file_values, follows)
     if "preset" not in _table(given, "algorithm"):
         return file_values, nobodys
     tables = tuple(path.removesuffix("kind") for path in of_preset if path.endswith(".kind"))
     return _without(file_values, of_preset | {path for path in nobodys if path.startswith(tables)}), nobodys
+
+
+def _correct(root: type[Options], merged: dict[str, Any], origins: dict[str, str], nobodys: set[str]) -> None:
+    """Lay what makes up for older policies over values that nobody has set."""
+    somebodys = {path: origin for path, origin in origins.items() if path not in nobodys or origin == "command line"}
+    for path, value in default_correction(merged, somebodys).items():
+        table, name = merged, path
+        while "." in name:
+            part, _, name = name.partition(".")
+            table = table.setdefault(part, {})
+        if name == "kind":
+            table.clear()  # of another kind, in a run's own config
+        table[name] = value
+        origins[path] = AHEAD
 
 
 def _layers(
@@ -311,7 +333,7 @@ def _rules(config: Options, unset: dict[str, Any], sources: Sources, *, is_eval:
 def _is_somebodys(path: str, origins: dict[str, str]) -> bool:
     """Did somebody set it, or an entry of it where it is a free table? What a preset sets is nobody's."""
     of_it = (origin for set_here, origin in origins.items() if f"{set_here}.".startswith(f"{path}."))
-    return any(not _is_of_preset(origin) for origin in of_it)
+    return any(not (_is_of_preset(origin) or follows_from_ahead(path, origin)) for origin in of_it)
 
 
 def _idle_in_eval(config: Options, unset: dict[str, Any], origins: dict[str, str]) -> list[str]:

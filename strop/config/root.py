@@ -105,6 +105,16 @@ class TrainConfig(RootConfig):
         return 1e-3 if self.model.dtype == "float32" else 0.1
 
     @property
+    def batches_ahead(self) -> int:
+        """Batches of rollouts that may be sampled before their turn comes."""
+        return self.rollout.max_off_policy_steps // self.algorithm.updates_per_batch
+
+    @property
+    def may_be_stale(self) -> bool:
+        """True if a batch may have tokens of an older policy than the one that is about to learn from it."""
+        return self.rollout.max_off_policy_steps > 0 or self.filter.surplus == "keep"
+
+    @property
     def may_use_recorded(self) -> bool:
         """True if algorithm.old_logprobs = rollout would act, and nothing else makes up for rollouts of another policy."""
         algorithm = self.algorithm

@@ -45,6 +45,23 @@ class RolloutOptions(Options):
         gt=0,
         description="Seconds without a finished prompt after which sampling is taken to be stuck, and the run stops.",
     )
+    max_off_policy_steps: int = Field(
+        default=0,
+        ge=0,
+        le=10**6,
+        description="Optimizer steps by which sampling may be ahead of training, which go on side by side; 0: they take turns, "
+        "and every sample is of the newest weights.",
+    )
+    streaming: bool = Field(
+        default=False,
+        description="A step starts with the first groups that are complete, and samples in flight go on after a weight update: "
+        "what is late joins the next step, or is dropped where it would be too old. false: each batch is sampled by the "
+        "weights of one step, and trained in its turn.",
+    )
+    mask_older_tokens: bool = Field(
+        default=False,
+        description="Leave out of the loss those tokens of a response that older weights sampled than its last ones.",
+    )
     num_scorers: int = Field(
         default=0,
         ge=0,
@@ -62,6 +79,14 @@ class RolloutOptions(Options):
     def round_size(self) -> int:
         """Prompts of one round of sampling."""
         return self.prompts_per_step if self.prompts_per_round is None else self.prompts_per_round
+
+    def idle(self) -> Iterator[Idle]:
+        if self.max_off_policy_steps == 0:
+            yield Idle("streaming", "is only used when rollout.max_off_policy_steps is above 0")
+        if not (self.streaming and self.max_off_policy_steps):
+            yield Idle(
+                "mask_older_tokens", "cannot act without rollout.streaming: all tokens of a response are of one age"
+            )
 
     def problems(self) -> Iterator[Problem]:
         if self.round_size < self.prompts_per_step:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from strop.config import distillation
+from strop.config import distillation, off_policy
 from strop.config.advantage import NEEDS_GROUP, TAKES_TOKEN_REWARDS
 from strop.config.base import Derived, Idle, Problem
 from strop.config.critic import CriticOptions
@@ -28,6 +28,7 @@ def problems(config: TrainConfig) -> Iterator[Problem]:
     yield from _length_penalty(config)
     yield from _adapters(config)
     yield from distillation.problems_beside(config)
+    yield from off_policy.problems_beside(config)
     yield from _guards(config)
     yield from _engine(config)
     yield from _scorers(config)

@@ -142,6 +142,7 @@ _COLUMNS = (
     ("len", "response_tokens", ".1f"),
     ("cut", "truncated", ".0%"),
     ("rkl", "reverse_kl", "+.4f"),
+    ("stale", "staleness", ".1f"),
     ("entropy", "entropy", ".3f"),
     ("clip", "clip_fraction", ".1%"),
     ("grad", "grad_norm", ".3f"),
@@ -167,4 +168,4 @@ _COUNTS = (  # shown where there are any
     ("taken back", "guard/rollbacks"),
 )
 _LIVE = ("reward", "reverse_kl", "nll", "validation/loss", "tokens_per_second")  # beside the bar
-_PHASES = ("sample", "score", "logprobs", "teacher", "train", "weights", "eval", "validation", "checkpoint")
+_PHASES = ("wait", "sample", "score", "logprobs", "teacher", "train", "weights", "eval", "validation", "checkpoint")

@@ -9,10 +9,22 @@ if TYPE_CHECKING:
     from strop.rewards.length_penalty import penalise
     from strop.rewards.make import label_check, make_scorer, scorer_source
     from strop.rewards.scorer import Scored, Scorer
+    from strop.rewards.stream import Stream
 
-__all__ = ["Ahead", "Scored", "Scorer", "answer_key", "label_check", "make_scorer", "penalise", "scorer_source"]
+__all__ = [
+    "Ahead",
+    "Scored",
+    "Scorer",
+    "Stream",
+    "answer_key",
+    "label_check",
+    "make_scorer",
+    "penalise",
+    "scorer_source",
+]
 
 _HOME = {"Ahead": "ahead", "answer_key": "answer", "penalise": "length_penalty", "Scored": "scorer", "Scorer": "scorer"}
+_HOME["Stream"] = "stream"
 _HOME |= dict.fromkeys(("label_check", "make_scorer", "scorer_source"), "make")
 
 

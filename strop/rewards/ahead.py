@@ -6,16 +6,24 @@ import asyncio
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from strop.rewards.arrivals import Arrivals
 from strop.rewards.reading import Outcome
+from strop.rewards.stream import Hear
 from strop.types import Rollout
 
 if TYPE_CHECKING:
     from strop.rewards.scorer import Scored
 
-AskAhead = Callable[[Arrivals, Callable[[int], object]], Iterable[Outcome]]
+
+class AskAhead(Protocol):
+    """Scores what arrives, and returns the outcomes in the order of their rollouts. Where `hear` is told of each when it is
+    there, nothing is kept or returned."""
+
+    def __call__(
+        self, rollouts: Arrivals, advance: Callable[[int], object], hear: Hear | None = None
+    ) -> Iterable[Outcome]: ...
 
 
 class Ahead:

@@ -6,8 +6,9 @@ import logging
 import re
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Literal
 
 from strop.rewards.arrivals import Arrivals, coming
@@ -16,6 +17,7 @@ from strop.rewards.jail import Ended, Isolation, Jail, Limits, describe
 from strop.rewards.label import read_label
 from strop.rewards.pool import num_cores
 from strop.rewards.reading import Outcome, Score
+from strop.rewards.stream import Hear
 from strop.types import Metric, Rollout, StepMetrics
 
 logger = logging.getLogger("strop")
@@ -58,27 +60,38 @@ class CodeScore:
         if "files" not in self._jails[0].kept:
             logger.warning("reward.kind = code runs what the model writes with %s.", describe(self._jails[0].kept))
 
-    def __call__(self, rollouts: Sequence[Rollout] | Arrivals, advance: Callable[[int], object]) -> list[Outcome]:
-        """A score for each rollout."""
+    def __call__(
+        self,
+        rollouts: Sequence[Rollout] | Arrivals,
+        advance: Callable[[int], object],
+        hear: Hear | None = None,
+    ) -> list[Outcome]:
+        """A score for each rollout. With `hear` it is told of each, and none is kept."""
         self._spare, self._own, self._is_stopped = list(self._jails), threading.local(), False
         with coming(rollouts) as arrivals, ThreadPoolExecutor(min(num_cores(), MAX_JAILS)) as pool:
             try:
-                found = list(self._found(arrivals, pool, advance))
+                found = [one for one in self._found(arrivals, pool, advance, hear) if hear is None]
             except BaseException:
                 self._is_stopped = True  # programs that run come to their end; no others begin
                 pool.shutdown(cancel_futures=True)
                 raise
-        self._counts.update(ended for _, ended in found)
+        self._count(ended for _, ended in found)
         return [Score(passed) for passed, _ in found]
 
     def _found(
-        self, arrivals: Arrivals, pool: ThreadPoolExecutor, advance: Callable[[int], object]
+        self,
+        arrivals: Arrivals,
+        pool: ThreadPoolExecutor,
+        advance: Callable[[int], object],
+        hear: Hear | None,
     ) -> Iterator[tuple[float, Ended]]:
         """What each rollout earns and how its first failed test ended, in the order in which they come."""
         running, done = deque[Future[tuple[float, Ended]]](), 0
         while running or not arrivals.has_ended:
             for rollout in arrivals.take():
                 running.append(pool.submit(self._of_one, rollout, read_label(rollout.prompt, code_label)))
+                if hear is not None:
+                    running[-1].add_done_callback(partial(self._tell, hear, done + len(running) - 1))
                 running[-1].add_done_callback(lambda ended: arrivals.wake())
             while running and running[0].done():
                 done += 1
@@ -87,9 +100,21 @@ class CodeScore:
             if running or not arrivals.has_ended:
                 arrivals.wait()
 
+    def _tell(self, hear: Hear, place: int, ended: Future[tuple[float, Ended]]) -> None:
+        """Of one that is scored before its turn; an error is raised when that comes."""
+        if not ended.cancelled() and ended.exception() is None:
+            passed, why = ended.result()
+            self._count([why])
+            hear(place, Score(passed))
+
+    def _count(self, endings: Iterable[Ended]) -> None:
+        with self._lock:
+            self._counts.update(endings)
+
     def take_metrics(self) -> StepMetrics:
         """Counts since the last call."""
-        counts, self._counts = self._counts, Counter()
+        with self._lock:
+            counts, self._counts = self._counts, Counter()
         return {name: Metric("sum", counts[ended]) for ended, name in _COUNTED.items()}
 
     def close(self) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from strop.rewards.arrivals import Arrivals, coming
 from strop.rewards.concurrent import MAX_WAIT_S
 from strop.rewards.reading import ElsewhereError, Failure, Outcome
+from strop.rewards.stream import Hear
 from strop.rewards.user_function import Call, Found, FunctionSpec, split, timed_out
 from strop.rewards.worker_process import WorkerProcess
 from strop.types import RewardError, Rollout
@@ -44,10 +45,12 @@ class _Worker:
 class _Round:
     """The calls of one scoring: those that wait to be handed out, as tasks, and those whose outcomes are there."""
 
-    def __init__(self, advance: Callable[[int], object], *, stops_at_failure: bool = False) -> None:
+    def __init__(
+        self, advance: Callable[[int], object], *, stops_at_failure: bool = False, hear: Hear | None = None
+    ) -> None:
         self.calls: list[Call] = []
         self.waiting: deque[_Task] = deque()
-        self.found = Found(self.calls, advance, stops_at_failure=stops_at_failure)
+        self.found = Found(self.calls, advance, stops_at_failure=stops_at_failure, hear=hear)
         self.left, self.is_stopped, self.is_whole = set[int](), False, False
         self.waiting_since, self.has_told = time.monotonic(), False
 
@@ -113,24 +116,33 @@ class Pool:
         has_one = self.is_async or spec.batched
         self._most = 1 if has_one else num_workers or min(4, num_cores())
 
-    def __call__(self, rollouts: Sequence[Rollout] | Arrivals, advance: Callable[[int], object]) -> list[Outcome]:
-        """An outcome for each rollout; for those that come while others are scored, too.
+    def __call__(
+        self,
+        rollouts: Sequence[Rollout] | Arrivals,
+        advance: Callable[[int], object],
+        hear: Hear | None = None,
+    ) -> list[Outcome]:
+        """An outcome for each rollout; for those that come while others are scored, too. With `hear` it is told of each
+        outcome, and none is kept.
 
         Raises:
             RewardError: the function breaks its contract, or could not be loaded again.
             StoppedError: nobody wants the scores of those that come.
         """
         with coming(rollouts) as arrivals:
-            return self._score(arrivals, advance)
+            return self._score(arrivals, advance, hear)
 
-    def _score(self, arrivals: Arrivals, advance: Callable[[int], object]) -> list[Outcome]:
-        round_, numbered = _Round(advance, stops_at_failure=self._stops), list[tuple[int, Rollout]]()
+    def _score(self, arrivals: Arrivals, advance: Callable[[int], object], hear: Hear | None) -> list[Outcome]:
+        first, num_came, numbered = self._num_seen, 0, list[tuple[int, Rollout]]()
+        told = None if hear is None else lambda number, outcome: hear(number - first, outcome)
+        round_ = _Round(advance, stops_at_failure=self._stops, hear=told)
         takes_all_at_once = self._spec.batched and self._spec.kind == "function"
         self._selector.register(arrivals.pipe, selectors.EVENT_READ)
         try:
             while not round_.is_over:
-                new = list(enumerate(arrivals.take(), self._num_seen + len(numbered)))
-                numbered += new
+                new = list(enumerate(arrivals.take(), first + num_came))
+                num_came += len(new)
+                numbered += new if hear is None else []
                 round_.is_whole = arrivals.has_ended
                 if not takes_all_at_once:
                     round_.add(split(self._spec, new), together=self.is_async)
@@ -144,7 +156,7 @@ class Pool:
             self._selector.unregister(arrivals.pipe)
             for worker in [w for w in self._workers if w.left]:
                 self._drop(worker, grace_s=MAX_WAIT_S if self.is_async else 0.0)
-        self._num_seen += len(numbered)
+        self._num_seen += num_came
         return [round_.found.outcomes.get(number) for number, _ in numbered]
 
     def close(self) -> None:
@@ -228,7 +240,7 @@ class Pool:
             case ("begun", number):
                 worker.begun[worker.places[number]] = time.monotonic()
             case ("ended", number, outcomes):
-                place = worker.places[number]
+                place = worker.places.pop(number)
                 worker.left.discard(place)
                 worker.begun.pop(place, None)
                 worker.is_spent |= any(o.excluded == "scorer_out_of_memory" for o in outcomes if isinstance(o, Failure))

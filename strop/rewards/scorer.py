@@ -11,7 +11,8 @@ from typing import Any, Literal
 
 from strop.rewards.ahead import Ahead, AskAhead
 from strop.rewards.reading import ElsewhereError, Failure, Outcome, Score, ScoreReader
-from strop.types import Metric, RewardError, Rollout, StepMetrics
+from strop.rewards.stream import Stream
+from strop.types import Group, Metric, RewardError, Rollout, StepMetrics
 
 logger = logging.getLogger("strop")
 
@@ -95,6 +96,11 @@ class Scorer:
             yield ahead
         finally:
             ahead.close()
+
+    def stream(self, take: Callable[[Group, Scored], object], fail: Callable[[BaseException], object]) -> Stream | None:
+        """Score groups as they come, in other processes, and hand each over when it is scored; None where this process
+        scores. To be closed."""
+        return None if self._ask_ahead is None else Stream(self._ask_ahead, self._settle_all, take, fail)
 
     def _settle_all(self, rollouts: Sequence[Rollout], found: Iterable[Outcome]) -> Scored:
         outcomes = iter(found)

@@ -218,12 +218,18 @@ class OwnProcess:
 
 
 class Found:
-    """Collects what becomes of calls. `outcomes` are by the numbers of the rollouts."""
+    """Collects what becomes of calls. `outcomes` are by the numbers of the rollouts; where `hear` is told of them, none is
+    kept, and neither is what was called."""
 
     def __init__(
-        self, calls: Sequence[Call], advance: Callable[[int], object], *, stops_at_failure: bool = False
+        self,
+        calls: list[Call],
+        advance: Callable[[int], object],
+        *,
+        stops_at_failure: bool = False,
+        hear: Callable[[int, Outcome], object] | None = None,
     ) -> None:
-        self._calls, self._advance, self._stops = calls, advance, stops_at_failure
+        self._calls, self._advance, self._stops, self._hear = calls, advance, stops_at_failure, hear
         self.outcomes: dict[int, Outcome] = {}
 
     def begun(self, place: int) -> None:
@@ -232,8 +238,13 @@ class Found:
     def ended(self, place: int, outcomes: list[Outcome]) -> bool:
         """Keep what a call gave. False where a failure ends everything."""
         for (number, _), outcome in zip(self._calls[place], outcomes, strict=True):
+            if self._hear is not None:
+                self._hear(number, outcome)
+                continue
             self.outcomes[number] = outcome
             self._advance(len(self.outcomes))
+        if self._hear is not None:
+            self._calls[place] = ()
         return not (self._stops and any(isinstance(outcome, Failure) for outcome in outcomes))
 
 

@@ -60,10 +60,10 @@ async def all_in_time(
                 task.result()  # raises what it raised, while others are still at work
         return [task.result() for task in tasks]
     finally:
-        await _end(tasks)
+        await end_tasks(tasks)
 
 
-async def _end(tasks: Sequence[asyncio.Task[Any]]) -> None:
+async def end_tasks(tasks: Sequence[asyncio.Task[Any]]) -> None:
     """Cancel what is not done, and do not wait for ever for what takes its time about it."""
     waiting = [task for task in tasks if not task.done()]
     for task in waiting:

@@ -20,14 +20,24 @@ async def collect(session: SamplingSession) -> tuple[list[Rollout], StepMetrics]
         rollouts = session.recorded.of_step(session.step + 1)
         return rollouts, rollout_metrics(rollouts)
     groups, metrics = await gather_groups(session)
-    rollouts, penalties = penalise(
-        [rollout for group in groups for rollout in group.rollouts],
+    rollouts, more = rollouts_of_step(session, groups)
+    if session.config.filter.surplus == "keep":
+        assert session.engine is not None
+        metrics |= staleness(rollouts, session.engine.policy_version)
+    return rollouts, metrics | more
+
+
+def rollouts_of_step(session: SamplingSession, groups: Sequence[Group]) -> tuple[list[Rollout], StepMetrics]:
+    """The rollouts of the groups under their numbers in the next step, with what their length costs; and what that says."""
+    first = session.step * session.config.rollout.prompts_per_step
+    rollouts, metrics = penalise(
+        [replace(r, group_id=first + place) for place, group in enumerate(groups) for r in group.rollouts],
         session.config.length_penalty,
         max_response_tokens=session.config.rollout.max_response_tokens,
     )
     if session.config.rollout.group_size > 1 and not session.config.distillation.alone:
-        metrics["groups_of_one"] = _groups_of_one(session, rollouts)
-    return rollouts, metrics | penalties | _staleness(session, rollouts)
+        metrics = {**metrics, "groups_of_one": _groups_of_one(session, rollouts)}
+    return rollouts, metrics
 
 
 async def gather_groups(session: SamplingSession) -> tuple[list[Group], StepMetrics]:
@@ -41,12 +51,13 @@ async def gather_groups(session: SamplingSession) -> tuple[list[Group], StepMetr
     sampled_before = session.num_prompts_sampled
     while len(ready) < wanted:
         if rounds == options.max_rounds:
-            raise _too_few(session, len(ready), session.num_prompts_sampled - sampled_before, dropped)
+            raise too_few(session, len(ready), session.num_prompts_sampled - sampled_before, dropped)
         rounds += 1
         with session.scorer.ahead(session.console.advance) as ahead:
-            sampled, in_flight = await sample(session, _next_prompts(session), ahead)
+            sampled, in_flight = await sample(session, next_prompts(session, session.config.rollout.round_size), ahead)
             scored, metrics = await score(session, sampled, ahead)
-        _observe(session, scored)
+        metrics |= rollout_metrics([rollout for group in scored for rollout in group.rollouts])
+        observe(session, scored)
         with interrupts.interruptible():
             filtered = session.filters(scored)
         ready += filtered.groups
@@ -62,19 +73,20 @@ async def gather_groups(session: SamplingSession) -> tuple[list[Group], StepMetr
             "dropped/surplus": Metric("sum", len(surplus) - len(session.waiting)),
             "waiting_groups": Metric("sum", len(session.waiting)),
         }
-    first = session.step * wanted
-    return [_numbered(group, first + place) for place, group in enumerate(groups)], metrics
+    return groups, metrics
 
 
-def _next_prompts(session: SamplingSession) -> list[tuple[int, Prompt]]:
-    """The prompts of a round, each with its number among all that the run ever sampled."""
-    rows = session.cursor.take(session.config.rollout.round_size)
+def next_prompts(session: SamplingSession, count: int) -> list[tuple[int, Prompt]]:
+    """So many prompts, each with its number among all that the run ever sampled; those that are owed come first."""
+    owed, session.owed = session.owed[:count], session.owed[count:]
+    rows = session.cursor.take(count - len(owed))
     first = session.num_prompts_sampled
     session.num_prompts_sampled += len(rows)
-    return [(first + place, session.prompts[row]) for place, row in enumerate(rows)]
+    return [(number, session.prompts[row]) for number, row in (*owed, *enumerate(rows, first))]
 
 
-def _too_few(session: SamplingSession, num_ready: int, num_sampled: int, dropped: Counter[str]) -> FilterError:
+def too_few(session: SamplingSession, num_ready: int, num_sampled: int, dropped: Counter[str]) -> FilterError:
+    """What to raise where filters leave too little."""
     reasons = ", ".join(f"{reason} {count}" for reason, count in sorted(dropped.items()) if "/" not in reason)
     return FilterError(
         f"filter.max_rounds must be enough to fill a step, got {session.config.filter.max_rounds}: step {session.step + 1} "
@@ -84,7 +96,7 @@ def _too_few(session: SamplingSession, num_ready: int, num_sampled: int, dropped
     )
 
 
-def _observe(session: SamplingSession, groups: Sequence[Group]) -> None:
+def observe(session: SamplingSession, groups: Sequence[Group]) -> None:
     """Tell the cursor what each prompt's group earned, whether or not it is kept."""
     for group in groups:
         rewards = [r.reward for r in group.rollouts if r.reward is not None]
@@ -92,21 +104,24 @@ def _observe(session: SamplingSession, groups: Sequence[Group]) -> None:
             session.cursor.observe(group.prompt.row, sum(rewards) / len(rewards))
 
 
-def _numbered(group: Group, group_id: int) -> Group:
-    """The group under its number in the step."""
-    if group.group_id == group_id:
-        return group
-    return Group(group_id, group.prompt, tuple(replace(r, group_id=group_id) for r in group.rollouts))
-
-
-def _staleness(session: SamplingSession, rollouts: Sequence[Rollout]) -> StepMetrics:
-    """By how many optimizer steps the policy has moved since it sampled a rollout."""
-    if session.config.filter.surplus != "keep":
-        return {}
-    assert session.engine is not None
-    now = session.engine.policy_version
-    ages = [now - min(v for v in r.policy_versions if v >= 0) for r in rollouts if r.num_response_tokens]
+def staleness(rollouts: Sequence[Rollout], now: int) -> StepMetrics:
+    """By how many optimizer steps the policy, of version `now`, has moved since it sampled a rollout's oldest token."""
+    ages = [age(rollout, now) for rollout in rollouts if rollout.num_response_tokens]
     return {"staleness": Metric.mean(sum(ages), len(ages)), "staleness_max": Metric("max", max(ages, default=0))}
+
+
+def age(rollout: Rollout, now: int) -> int:
+    """Of the oldest sampled token of a rollout that has some, in policy versions."""
+    return now - min(version for version in rollout.policy_versions if version >= 0)
+
+
+def newest_tokens(rollout: Rollout) -> list[bool]:
+    """Entry per token: was it sampled, and by the newest of the weights that sampled the response?
+
+    Versions [-1, 3, 3, 3, 4, 4] give [False, False, False, False, True, True].
+    """
+    newest = max(rollout.policy_versions)
+    return [version == newest >= 0 for version in rollout.policy_versions]
 
 
 async def sample(
@@ -114,23 +129,12 @@ async def sample(
 ) -> tuple[list[Group], StepMetrics]:
     """A group of rollouts for each numbered prompt, all in flight together as far as the budget of tokens goes, and how
     much of a budget was used. Each goes to `ahead` as soon as it is there."""
-    options, engine = session.config.rollout, session.engine
-    assert engine is not None
-    sampling = Sampling(
-        temperature=options.temperature,
-        max_response_tokens=options.max_response_tokens,
-        stop_token_ids=options.stop_token_ids,
-    )
+    options = session.config.rollout
     budget, done = TokenBudget(options.max_tokens_in_flight), 0
 
     async def one(turn: int, number: int, prompt: Prompt) -> Group:
         nonlocal done
-        place = divmod(number, options.prompts_per_step)  # without filters the step and the place in it
-        seeds = [mix_seed(session.config.seed, *place, i) for i in range(options.group_size)]
-        async with budget.holding(options.group_size * (len(prompt.tokens) + options.max_response_tokens)):
-            group = await sample_group(
-                engine, prompt, group_id=number, seeds=seeds, sampling=sampling, decode=session.decode
-            )
+        group = await sample_one(session, number, prompt, budget)
         done += 1
         session.console.advance(done * options.group_size)
         if ahead is not None:
@@ -148,11 +152,27 @@ async def sample(
     return groups, {} if budget.limit is None else {"tokens_in_flight": Metric("max", budget.most_in_flight)}
 
 
+async def sample_one(session: SamplingSession, number: int, prompt: Prompt, budget: TokenBudget) -> Group:
+    """The group of a numbered prompt, from which its random streams follow, once its tokens fit the budget."""
+    options, engine = session.config.rollout, session.engine
+    assert engine is not None
+    sampling = Sampling(
+        temperature=options.temperature,
+        max_response_tokens=options.max_response_tokens,
+        stop_token_ids=options.stop_token_ids,
+    )
+    place = divmod(number, options.prompts_per_step)  # without filters the step and the place in it
+    seeds = [mix_seed(session.config.seed, *place, i) for i in range(options.group_size)]
+    async with budget.holding(options.group_size * (len(prompt.tokens) + options.max_response_tokens)):
+        return await sample_group(
+            engine, prompt, group_id=number, seeds=seeds, sampling=sampling, decode=session.decode
+        )
+
+
 async def score(
     session: SamplingSession, groups: Sequence[Group], ahead: Ahead | None
 ) -> tuple[list[Group], StepMetrics]:
-    """The groups with rewards for all rollouts, and what they say as metrics; of `ahead` what is not there yet is waited
-    for."""
+    """The groups with rewards for all rollouts, and what the scorer counted; of `ahead` what is not there yet is waited for."""
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     with session.console.phase("score", len(rollouts), is_idle=ahead is not None):
         if ahead is not None:
@@ -160,10 +180,10 @@ async def score(
         else:
             with interrupts.interruptible():
                 scored = session.scorer(rollouts, session.console.advance)
-    _tell_of_added_rewards(session, scored.rollouts)
+    tell_of_added_rewards(session, scored.rollouts)
     results = iter(scored.rollouts)
     found = [replace(group, rollouts=tuple(next(results) for _ in group.rollouts)) for group in groups]
-    return found, {**scored.metrics, **rollout_metrics(scored.rollouts)}
+    return found, scored.metrics
 
 
 def _groups_of_one(session: SamplingSession, rollouts: Sequence[Rollout]) -> Metric:
@@ -180,7 +200,7 @@ def _groups_of_one(session: SamplingSession, rollouts: Sequence[Rollout]) -> Met
     return Metric("sum", alone)
 
 
-def _tell_of_added_rewards(session: SamplingSession, rollouts: Sequence[Rollout]) -> None:
+def tell_of_added_rewards(session: SamplingSession, rollouts: Sequence[Rollout]) -> None:
     """Say once that tokens or turns were rewarded and it does not matter which."""
     kind = session.config.algorithm.advantage.kind
     has_places = any(r.token_rewards is not None for r in rollouts)

@@ -79,6 +79,6 @@ def _roll_back(session: Session, error: GuardError) -> None:
     guards.num_rollbacks += 1
     guards.num_skipped_in_a_row = 0
     guards.wants_checkpoint = True
-    session.waiting = ()  # sampled by the policy that was left
+    session.waiting, session.ahead, session.owed, session.counts = (), (), (), {}  # of the policy that was left
     session.is_within_step = False
     session.console.warn(f"step {session.step + 1} took the run back to {path}, and on with the next prompts: {error}")

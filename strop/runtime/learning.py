@@ -14,6 +14,7 @@ from strop.algorithms import PolicyObjective, ScoredTokens
 from strop.config.sampling import named_weights
 from strop.data import Batch, build_batch
 from strop.rewards.places import with_rest
+from strop.runtime.collect import newest_tokens
 from strop.runtime.session import Session
 from strop.types import Metric, RewardError, Rollout, StepMetrics
 
@@ -28,9 +29,11 @@ def weigh(session: Session, rollouts: Sequence[Rollout]) -> Batch:
     with session.console.phase("logprobs", 0):
         batch = _with_needed_logprobs(session, build_batch(scored, [0.0] * len(scored)), stays)
         values = None if session.critic is None else session.critic.values(batch)
-    if session.config.filter.surplus == "keep":
+    if session.config.may_be_stale:
         now = session.trainer.num_steps
-        batch = replace(batch, is_fresh=torch.tensor([v == now for r in scored for v in r.policy_versions]))
+        fresh = [set(r.policy_versions) <= {-1, now} for r in scored]  # of others the sampler's cache has what is older
+        by_token = [is_so for r, is_so in zip(scored, fresh, strict=True) for _ in r.tokens]
+        batch = replace(batch, is_fresh=torch.tensor(by_token))
     if not alone:
         batch = _with_advantages(session, scored, replace(batch, old_values=values))
     if teachers is not None:  # after whitening: the signal stays in nats, and 0 where teacher and student agree
@@ -38,6 +41,9 @@ def weigh(session: Session, rollouts: Sequence[Rollout]) -> Batch:
         batch = replace(batch, advantages=batch.advantages + signal)
     if algorithm.likelihood_coef > 0:
         batch = replace(batch, is_right=_is_right(scored, algorithm.likelihood_reward))
+    if session.config.rollout.mask_older_tokens:  # only now: advantages are those of whole responses
+        newest = torch.tensor([is_newest for r in scored for is_newest in newest_tokens(r)], dtype=torch.bool)
+        batch = replace(batch, loss_mask=batch.loss_mask & newest)
     return batch if all(stays) else batch.select([sequence for sequence, in_loss in enumerate(stays) if in_loss])
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from strop.observe.metrics_file import append_metrics
 from strop.observe.rollout_file import write_rollouts
 from strop.runtime.best import take_best
-from strop.runtime.collect import collect
+from strop.runtime.collectors import Collector, collecting
 from strop.runtime.evaluation import answer_all
 from strop.runtime.guards import prepare_rollbacks, respond
 from strop.runtime.learning import Seen, learn, learns_alone, unseen, weigh
@@ -27,31 +28,32 @@ async def train_steps(session: Session) -> None:
         session.console.phase_seconds.clear()
     prepare_rollbacks(session)
     profiler = StepProfiler(session)
-    while session.step < run.num_steps:
-        with profiler.next_step():
-            await _train_step(session)
+    async with collecting(session) as collector:
+        while session.step < run.num_steps:
+            with profiler.next_step():
+                await _train_step(session, collector)
 
 
-async def _train_step(session: Session) -> None:
+async def _train_step(session: Session, collector: Collector) -> None:
     """One step, and what is due after it. Where the model cannot sample any more, what the guards answer to that."""
     try:
-        rollouts, metrics = await collect(session)
+        rollouts, metrics = await collector.take()
     except GuardError as error:
         respond(session, error, None)
-        await _share_weights(session)
-        session.mark_place()
+        await collector.restart()
+        collector.mark_place()
         _save_if_taken_back(session)
         return
-    if session.engine is not None:
-        await session.engine.rest()
-    metrics = make_step(session, rollouts, metrics)
-    metrics |= await _share_weights(session)
-    session.mark_place()
+    metrics = await collector.train(partial(make_step, session, rollouts, metrics))
+    collector.mark_place()
     write_checkpoint = None
     try:
-        if session.step == session.config.run.num_steps or _is_due(session.step, session.config.eval.every_steps):
+        is_eval_due = _is_eval_due(session)
+        metrics |= await collector.share(holds=is_eval_due or _is_checkpoint_due(session))
+        if is_eval_due:
             await evaluate_now(session)
-            session.mark_place()  # again: scorers may have drawn from the random states
+        if session.guards.wants_checkpoint or is_eval_due or _is_checkpoint_due(session):
+            collector.mark_place()  # again: scorers may have drawn from the random states, and batches may be ahead
         if _is_checkpoint_due(session):
             write_checkpoint = ready_checkpoint(session)
     finally:  # the step is made, whatever becomes of its evaluation and its checkpoint
@@ -60,6 +62,10 @@ async def _train_step(session: Session) -> None:
     if write_checkpoint is not None and session.writer.saved_step != session.step:
         session.writer.start(session.step, write_checkpoint)
     session.writer.check()
+
+
+def _is_eval_due(session: Session) -> bool:
+    return session.step == session.config.run.num_steps or _is_due(session.step, session.config.eval.every_steps)
 
 
 def _is_checkpoint_due(session: Session) -> bool:
@@ -97,14 +103,6 @@ def make_step(
     return metrics
 
 
-async def _share_weights(session: Session) -> StepMetrics:
-    """What is sampled from, and written, is what was learned until now; what it took to give that to an engine."""
-    session.publish()
-    if session.engine is None:
-        return {}
-    return await session.engine.update_weights(session.weights(), session.trainer.num_steps)
-
-
 def _save_if_taken_back(session: Session) -> None:
     """After going back to a checkpoint the run has one of its own: going on from there, and redoing later steps, never
     needs to cross the refused step again."""
@@ -133,7 +131,7 @@ def record(session: Session, rollouts: Sequence[Rollout], metrics: StepMetrics) 
     flat |= {f"seconds/{name}": value for name, value in {"idle": 0.0, **seconds}.items()}
     num_tokens = sum(r.num_response_tokens for r in rollouts)
     flat["tokens_per_second"] = num_tokens / max(
-        sum(seconds.get(name, 0.0) for name in ("sample", "score", "logprobs", "teacher", "train")), 1e-9
+        sum(seconds.get(name, 0.0) for name in ("sample", "score", "wait", "logprobs", "teacher", "train")), 1e-9
     )
     if session.evaluations and session.evaluations[-1].step == session.step:
         flat |= session.evaluations[-1].metrics()

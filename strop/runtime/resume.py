@@ -31,7 +31,14 @@ from strop.runtime.models import has_finite_weights
 from strop.runtime.random_states import restore_random_states, write_random_states
 from strop.runtime.run_folder import RunFolder
 from strop.runtime.session import Session
-from strop.runtime.waiting import read_waiting, write_waiting
+from strop.runtime.waiting import (
+    metrics_as_json,
+    metrics_from_json,
+    read_ahead,
+    read_waiting,
+    write_ahead,
+    write_waiting,
+)
 from strop.trainers import CRITIC_FILE, REFERENCE_FILE, TorchTrainer
 from strop.types import ConfigError, DataError, GuardError, ModelError, UserError
 
@@ -95,6 +102,7 @@ def ready_checkpoint(session: Session) -> Callable[[], object]:
     def save(folder: Path) -> None:
         trainer(folder)
         write_waiting(folder, place.waiting)
+        write_ahead(folder, place.ahead)
         write_random_states(folder, place.random)
         if critic is not None:
             critic(folder)
@@ -107,6 +115,8 @@ def _state(session: Session) -> dict[str, Any]:
     return {
         "cursor": session.place.cursor,
         "num_prompts_sampled": session.place.num_prompts_sampled,
+        "owed": session.place.owed,
+        "counts": metrics_as_json(session.place.counts),
         "objective": session.objective.state(),
         "guards": session.guards.state(),
         "prompts": session.prompts_fingerprint,
@@ -172,12 +182,15 @@ def _load(session: Session, path: Path, state: Mapping[str, Any], changes: list[
     if "guards" in state:  # absent in checkpoints of before they remembered anything
         session.guards.load_state(state["guards"])
     session.num_prompts_sampled = state["num_prompts_sampled"]
-    waiting = read_waiting(path, session.prompts)
+    waiting, ahead = read_waiting(path, session.prompts), read_ahead(path, session.prompts)
     if not any(change.restarts_data for change in changes):
         session.cursor.load_state(state["cursor"])
-        session.waiting = waiting
+        session.waiting, session.ahead = waiting, ahead
+        session.owed = tuple((number, row) for number, row in state.get("owed", ()))  # absent in earlier versions
+        session.counts = metrics_from_json(state.get("counts", {}))
     else:
         dropped = f" {len(waiting)} groups that waited for the next step are dropped." if waiting else ""
+        dropped += f" {len(ahead)} batches that were sampled ahead are dropped." if ahead else ""
         session.console.warn(f"the data begin anew, with the first row of their first pass.{dropped}")
     if not restore_random_states(path):
         session.console.warn(f"{path} has no random states: what scorers draw at random begins anew.")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -31,7 +32,18 @@ from strop.runtime.run_folder import RunFolder
 from strop.runtime.teachers import Teachers, open_teachers
 from strop.runtime.writer import CheckpointWriter
 from strop.trainers import TorchCritic, TorchTrainer, WholeWeights, attach_adapters, check_peft
-from strop.types import ConfigError, Engine, Group, Prompt, WeightSource
+from strop.types import ConfigError, Engine, Group, Prompt, Rollout, StepMetrics, WeightSource
+
+
+@dataclass(frozen=True)
+class Collected:
+    """A batch of scored rollouts, and what collecting it said as metrics."""
+
+    rollouts: tuple[Rollout, ...]
+    metrics: StepMetrics
+
+
+Owed = tuple[tuple[int, int], ...]  # prompts whose samples are not all there: number among all sampled, and row
 
 
 @dataclass(frozen=True)
@@ -41,6 +53,9 @@ class Place:
     cursor: dict[str, Any]
     num_prompts_sampled: int = 0
     waiting: tuple[Group, ...] = ()
+    owed: Owed = ()
+    ahead: tuple[Collected, ...] = ()
+    counts: StepMetrics = field(default_factory=dict)
     random: dict[str, Any] = field(default_factory=random_states, repr=False)
 
 
@@ -63,6 +78,9 @@ class SamplingSession:
     has_told_of_added_rewards: bool = False
     num_prompts_sampled: int = 0  # since the run began; seeds follow from it
     waiting: tuple[Group, ...] = ()  # scored groups beyond what a step needed
+    owed: Owed = ()  # to be sampled before the cursor is asked for more
+    ahead: tuple[Collected, ...] = ()  # whole batches, whose steps come next
+    counts: StepMetrics = field(default_factory=dict)  # of what was scored and dropped since the last step
 
 
 @dataclass(kw_only=True)
@@ -110,7 +128,9 @@ class Session(SamplingSession):
 
     def mark_place(self) -> None:
         """A step, or its evaluation, is done: what was collected and drawn until here is what a checkpoint of it holds."""
-        self.place = Place(self.cursor.state(), self.num_prompts_sampled, self.waiting)
+        self.place = Place(
+            self.cursor.state(), self.num_prompts_sampled, self.waiting, self.owed, self.ahead, self.counts
+        )
 
 
 def open_session(config: TrainConfig, console: Console, folder: RunFolder, *, replays: bool = False) -> Session:
@@ -127,7 +147,13 @@ def open_session(config: TrainConfig, console: Console, folder: RunFolder, *, re
             on_nodes = ScorersOnNodes(config, room_of_run(), tell=console.warn)
             scorer = scorer.spread(on_nodes, on_nodes.take_metrics, on_nodes.close)
             processes.callback(scorer.close)
-        scorers = make_eval_scorers(config, scorer)
+        of_eval = scorer
+        if (
+            config.rollout.streaming and config.eval.all_sets
+        ):  # one of its own: the other is at work while the run evaluates
+            of_eval = make_scorer(config.reward)
+            processes.callback(of_eval.close)
+        scorers = make_eval_scorers(config, of_eval)
         for of_set in scorers.values():
             processes.callback(of_set.close)
         needs_engine = bool(scorers) or not (replays or recorded is not None)  # to train or to evaluate
@@ -164,6 +190,9 @@ def _with_learners(
         )
     teachers = open_teachers(config, loaded, base.prompts, console)
     attach_adapters(loaded.model, config.lora, seed=config.seed)  # the critic has its own copy, without them
+    if config.rollout.max_off_policy_steps and isinstance(base.engine, TorchEngine):
+        own = replace(loaded, model=copy.deepcopy(loaded.model))  # what samples while the trainer changes its own
+        base.engine = make_engine(config, own, console)
     objective = PolicyObjective(
         config.algorithm,
         temperature=config.rollout.temperature,

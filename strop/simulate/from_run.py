@@ -67,7 +67,15 @@ def measure(runs: Sequence[Path]) -> dict[str, Any]:
             raise UserError(
                 f"--from-run must be the folder of a run of strop train, got {str(run)!r}: it has no config.toml."
             )
-    return fit([MeasuredRun(load_config(run / "config.toml"), read_steps(run)) for run in runs])
+    configs = [load_config(run / "config.toml") for run in runs]
+    for run, config in zip(runs, configs, strict=True):
+        if config.rollout.max_off_policy_steps:
+            raise UserError(
+                f"--from-run must be a run whose sampling and training take turns, got {str(run)!r}, which has "
+                f"rollout.max_off_policy_steps = {config.rollout.max_off_policy_steps}: side by side each slows the other "
+                "down, and no times can be read off. Measure a few steps with 0."
+            )
+    return fit([MeasuredRun(config, read_steps(run)) for run, config in zip(runs, configs, strict=True)])
 
 
 def read_steps(run: Path) -> list[MeasuredStep]:

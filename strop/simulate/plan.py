@@ -16,7 +16,7 @@ from strop.simulate.loop import Outcome, simulate
 from strop.simulate.splits import as_asynchronous, as_synchronous, fastest, taking_turns, try_splits
 from strop.types import UserError
 
-NOT_BUILT = "Figures of the asynchronous loop are a plan: strop train runs the synchronous one."
+HOW = "The asynchronous loop is that of strop train with rollout.max_off_policy_steps and rollout.streaming."
 
 
 class Findings(NamedTuple):
@@ -79,7 +79,7 @@ def print_findings(found: Findings) -> None:
         console.print(_splits(found))
     console.print(proposal(found))
     if found.asynchronous is not None:
-        console.print(NOT_BUILT)
+        console.print(HOW)
 
 
 def _figures(outcome: Outcome) -> Iterator[tuple[str, str]]:
@@ -174,7 +174,7 @@ def write_plots(path: Path, title: str, found: Findings) -> None:
             for outcome in found.splits
         ]
         sections.append(curves("Splits of the GPUs", rows, list(rows[0])[1:], across="engine"))
-    text = f"{proposal(found)}\n{NOT_BUILT if found.asynchronous is not None else ''}"
+    text = f"{proposal(found)}\n{HOW if found.asynchronous is not None else ''}"
     try:
         write_page(path, title, text, *sections)
     except OSError as error:

@@ -165,3 +165,18 @@ def test_without_a_critic_the_formula_does_not_speak_of_one():
 )
 def test_the_passes_of_a_batch_are_named(tables, passes):
     assert passes in formula(**tables)
+
+
+def test_where_sampling_is_ahead_the_formula_says_how_far_off_policy_a_step_may_be():
+    """One batch of 2 updates ahead: 2 steps, and 3 for the second update. Streaming keeps to the option itself."""
+    two = {"updates_per_batch": 2}
+    text = formula(algorithm=two, rollout={"max_off_policy_steps": 3})
+    assert "sampled 1 batch ahead, each batch by the weights of one step" in text
+    assert "the first update of a batch is up to 2 steps off-policy, the last up to 3 steps" in text
+    assert "old_logprobs: the sampler's own, rollout_logprobs" in text
+    text = formula(algorithm=two, rollout={"max_off_policy_steps": 5, "streaming": True, "mask_older_tokens": True})
+    assert "sampled up to 2 batches ahead, a step starts with the groups that are complete" in text
+    assert "the first update of a batch is up to 5 steps off-policy, the last up to 6 steps" in text
+    assert "tokens of older weights than their response's last ones are left out of the loss" in text
+    text = formula(algorithm={"policy_loss": {"kind": "reinforce"}}, rollout={"max_off_policy_steps": 1})
+    assert "loss_t is multiplied by exp(old_logprobs_t - rollout_logprobs_t), held in [0, 2]" in text

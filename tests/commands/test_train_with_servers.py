@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from commands.small_runs import metrics, same_weights, small_once, strop
+from commands.small_runs import metrics, read_lines, same_weights, small_once, strop
 
 from strop.runtime.audit import engine_servers, sglang_server, vllm_server
 from strop.runtime.audit.teacher_server import Dropped, serving
@@ -132,3 +132,28 @@ def test_several_processes_train_adapters_and_servers_sample(small, flags, tmp_p
         assert found["loss"] == pytest.approx(wanted["loss"], rel=2e-3, abs=1e-4)
         assert found["reward"] == wanted["reward"]
         assert found["logprob_gap"] < 1e-4
+
+
+def test_a_run_that_samples_ahead_is_that_of_the_engine_torch(small, flags, tmp_path):
+    ahead = ("--max-off-policy-steps", "2", "--num-steps", "4", *small.eval_flags, "--eval.every_steps", "2")
+    train(small, tmp_path / "served", *flags, *ahead)
+    train(small, tmp_path / "own", *ahead)
+    served, own = numbers(tmp_path / "served"), numbers(tmp_path / "own")
+    assert [row["staleness"] for row in served if row["step"]] == [0, 2, 2, 2]
+    skip = {"logprob_gap", "logprob_gap_max", "queue/ready_groups"}  # rounding and time
+    for row, other in zip(served, own, strict=True):
+        differ = [k for k in other if k not in skip and row[k] != pytest.approx(other[k], rel=2e-3, abs=1e-4)]
+        assert differ == []
+
+
+def test_samples_in_flight_in_a_server_go_on_with_new_weights(small, server, flags, tmp_path):
+    server.begin(token_s=0.01)
+    ahead = ("--max-off-policy-steps", "4", "--streaming", "--num-steps", "5", "--rollout.max_response_tokens", "12")
+    train(small, tmp_path / "run", *flags, *ahead, "--rollout_form", "whole")
+    rows = metrics(tmp_path / "run")
+    assert all(row["staleness_max"] <= 4 for row in rows)
+    assert max(row["mixed_versions"] for row in rows) > 0
+    files = sorted((tmp_path / "run/rollouts").glob("step_*.jsonl"))
+    versions = [row["policy_versions"] for path in files for row in read_lines(path)]
+    assert all(one == sorted(one) for one in versions)
+    assert any(len(set(one)) > 1 for one in versions)

@@ -100,3 +100,25 @@ def test_without_an_update_all_tokens_are_of_the_version_that_is_set():
     completion = run(engine, REQUEST)[0][0]
     assert set(completion.policy_versions) == {41}
     assert len(completion.policy_versions) == len(completion.logprobs) == len(completion.tokens)
+
+
+def test_samples_in_flight_go_on_with_new_weights_and_each_token_says_whose_it_is():
+    """3 tokens by version 3, then 2 by version 4; the log-probabilities are those at which each was sampled."""
+
+    async def work():
+        model = tiny_models.llama()
+        engine = engine_of(model)
+        await engine.update_weights(copies(model).items(), 3)
+        sampling = asyncio.create_task(engine.generate(request([3, 4], length=5)))
+        while engine.num_sampled_tokens < 3:
+            await asyncio.sleep(0)
+        await engine.update_weights(copies(tiny_models.llama(7)).items(), 4)
+        async with asyncio.timeout(DEADLINE_S):
+            return await sampling
+
+    (found,) = asyncio.run(work())
+    assert found.policy_versions == (3, 3, 3, 4, 4)
+    (old,) = run(engine_of(tiny_models.llama()), request([3, 4], length=5))[0]
+    assert found.tokens[:3] == old.tokens[:3]
+    assert found.logprobs[:3] == old.logprobs[:3]
+    assert found.logprobs[3:] != old.logprobs[3:]

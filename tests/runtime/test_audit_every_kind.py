@@ -36,6 +36,9 @@ def test_every_option_there_is_acts_somewhere_and_none_is_accepted_without_actin
     for kind, name, place in (("vllm", "addresses", ["http://nowhere:1"]), ("sglang", "router", "http://nowhere:1")):
         served = {"engine": {"kind": kind, name: place}}
         findings += audit(make_config(TrainConfig, BASE | served, {}, file="x.toml"), only=f"engine.{name}")
+    ahead = {"rollout": {"group_size": 4, "max_off_policy_steps": 1, "streaming": True}}
+    for name in ("streaming", "mask_older_tokens"):
+        findings += audit(make_config(TrainConfig, BASE | ahead, {}, file="x.toml"), only=f"rollout.{name}")
     assert failures(findings) == []
     acting = {f.path for f in findings if f.verdict in ("acts", "one value", "cannot act here")}
     silent = set(tree.paths(TrainConfig)) - acting

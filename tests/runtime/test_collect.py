@@ -39,6 +39,7 @@ def test_seeds_follow_from_the_seed_the_step_and_the_place_in_it():
         console=QuietConsole(),
         decode=lambda tokens: "",
         waiting=(),
+        owed=(),
         num_prompts_sampled=0,
         step=0,
     )

@@ -14,6 +14,7 @@ from strop.algorithms import PolicyObjective
 from strop.config import TrainConfig, make_config
 from strop.runtime.collect import rollout_metrics
 from strop.runtime.learning import learn, weigh
+from strop.types import merge_metrics
 
 
 @pytest.fixture(scope="module")
@@ -99,3 +100,52 @@ def test_every_pass_is_made_at_the_sampling_temperature(small, tmp_path, flags):
     assert row["ratio_min"] == pytest.approx(1, abs=1e-4)
     assert row["ratio_max"] == pytest.approx(1, abs=1e-4)
     assert row["logprob_gap"] < 1e-4
+
+
+# ---- older weights --------------------------------------------------------------------------------------------------
+
+
+def rollout_over_an_update(number, versions=(3, 3, 3, 4, 4)):
+    prompt, response = (5, 6), (7, 8, 9, 10, 11)
+    rollout = make_rollout(prompt, response, row=number, sample=number % 2, reward=float(number))
+    logprobs = (0.0, 0.0, *(-2.0 - 0.1 * place for place in range(5)))
+    return replace(rollout, policy_versions=(-1, -1, *versions), rollout_logprobs=logprobs, group_id=number // 2)
+
+
+def ahead_session(**rollout):
+    session = session_of({})
+    values = {"prompts_per_step": 2, "group_size": 2, "max_off_policy_steps": 5, "streaming": True, **rollout}
+    root = {"model": {"path": "m"}, "data": {"kind": "jsonl", "path": "d"}, "reward": {"kind": "exact"}}
+    session.config = make_config(TrainConfig, root | {"rollout": values}, {}, file="run.toml")
+    session.objective = PolicyObjective(session.config.algorithm, temperature=1.0, max_response_tokens=9)
+    return session
+
+
+def test_tokens_of_older_weights_than_the_last_ones_can_be_left_out_of_the_loss():
+    """Versions [3, 3, 3, 4, 4] give the mask [0, 0, 0, 1, 1]; the advantage is that of the whole response either way."""
+    rollouts = [rollout_over_an_update(0), *(rollout_over_an_update(n, (4,) * 5) for n in (1, 2, 3))]
+    whole, masked = (weigh(ahead_session(mask_older_tokens=masks), rollouts) for masks in (False, True))
+    assert whole.loss_mask.int().tolist() == [0, 0, 1, 1, 1, 1, 1] * 4
+    assert masked.loss_mask.int().tolist() == [0, 0, 0, 0, 0, 1, 1] + [0, 0, 1, 1, 1, 1, 1] * 3
+    assert masked.advantages.tolist() == whole.advantages.tolist()
+
+
+def test_ratios_are_to_the_log_probabilities_at_which_tokens_were_sampled():
+    """Version 3 sampled, version 5 learns: ratio = exp(trainer's now - the sampler's then), and none is 1."""
+    session = ahead_session()
+    batch = weigh(session, [rollout_over_an_update(n) for n in range(4)])
+    assert batch.old_logprobs.tolist() == batch.rollout_logprobs.tolist()
+    now = session.trainer.logprobs(batch, model="policy", temperature=1.0)
+    ratios = (now - batch.rollout_logprobs)[batch.loss_mask].exp()
+    metrics = merge_metrics(learn(session, batch))
+    assert metrics["ratio_max"].value == pytest.approx(float(ratios.max()), rel=1e-5)
+    assert metrics["ratio_min"].value == pytest.approx(float(ratios.min()), rel=1e-5)
+    assert not ((ratios - 1).abs() < 1e-3).any()
+
+
+def test_a_response_over_an_update_is_not_compared_with_the_trainer(monkeypatch):
+    """What older weights read of it is in the sampler's cache: even its newest tokens are no other's log-probabilities."""
+    session = ahead_session()
+    monkeypatch.setattr(type(session.trainer), "num_steps", 5)
+    batch = weigh(session, [rollout_over_an_update(0, (4, 4, 4, 5, 5)), rollout_over_an_update(1, (5,) * 5)])
+    assert batch.is_fresh.tolist() == [False] * 7 + [True] * 7

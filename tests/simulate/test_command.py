@@ -44,7 +44,7 @@ def test_a_plan_prints_both_loops_the_splits_and_a_proposal(folder):
     assert asynchronous > synchronous > 0
     assert row(done.out, "staleness, mean and most")[0] == "0.00, 0"
     assert "\nProposal: " in done.out
-    assert "strop train runs the synchronous one" in done.out
+    assert "that of strop train with rollout.max_off_policy_steps" in done.out
     assert done == strop("simulate", "plan.toml")
 
 
@@ -115,12 +115,15 @@ def test_the_page_of_plots_needs_no_network(folder):
         (["--from-run", "nowhere"], "--from-run must be the folder of a run of strop train, got 'nowhere'"),
         (["--from-run", "empty"], "--from-run must have steps with times in metrics.jsonl"),
         (["--from-run", "broken"], "step_000003.jsonl: the lines must be rollouts"),
+        (["--from-run", "ahead"], "--from-run must be a run whose sampling and training take turns, got 'ahead'"),
         (["plan.toml", "-o", "nowhere/plan.html"], "--output must be a file in a folder that is there"),
     ],
 )
 def test_bad_input_is_one_message(folder, words, message):
     write_run(folder / "empty", [])
     write_run(folder / "broken", STEPS_OF_A_TEST)
+    config = write_run(folder / "ahead", STEPS_OF_A_TEST) / "config.toml"
+    config.write_text(config.read_text().replace("[rollout]", "[rollout]\nmax_off_policy_steps = 1"))
     (folder / "broken/rollouts/step_000003.jsonl").write_text('{"prompt_row": 1}\n')
     done = strop("simulate", *words)
     assert (done.code, done.out) == (2, "")

@@ -34,7 +34,7 @@ _REASONS: dict[str, str] = {
         --buffer-filter-path --buffer-sort-by-staleness --over-sampling-filter-path""",
     "strop writes what was learned from to rollouts/, and counts what was dropped; there is no hook for the others.": """
         --rollout-all-samples-process-path""",
-    "strop finishes every response in the step that began it: there is no partial rollout.": """
+    "strop cuts no response off at the end of a step; with rollout.streaming, which samples while it trains, they go on.": """
         --partial-rollout --mask-offpolicy-in-partial-rollout""",
     "strop has no hook for this function of yours.": """
         --rollout-function-path --custom-generate-function-path --rollout-sample-hook-path --eval-function-path

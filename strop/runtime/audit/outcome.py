@@ -16,7 +16,7 @@ _OF_LOGPROBS = 1e-3  # in nats: log-probabilities follow the weights, whose roun
 
 # Parts that change for many reasons count only for the options whose meaning they are.
 _ONLY_FOR = {
-    "metrics": ("source_key", "success_reward"),
+    "metrics": ("source_key", "success_reward", "streaming"),
     "forward passes": (
         "max_sequences",
         "max_cache_tokens",

@@ -90,6 +90,16 @@ def probe_hanging_server(config: TrainConfig) -> Outcome:
     return probe(config, fault=engine_servers.hanging)
 
 
+def probe_mixed_versions(config: TrainConfig) -> Outcome:
+    """The same, with newer weights from the middle of each response on."""
+
+    def spoil(session: Session) -> None:
+        if session.engine is not None:
+            session.engine = _UpdatedEngine(session.engine)
+
+    return probe(config, spoil=spoil)
+
+
 def probe_sft(config: SFTConfig) -> Outcome:
     """The same for a config of strop sft, through the command's own function."""
     found = _watched(lambda: sft(config))
@@ -249,18 +259,37 @@ def _counting_forward_passes(shapes: Counter[tuple[int, ...]]) -> Iterator[None]
         handle.remove()
 
 
-class _OtherEngine:
-    """The engine of the run, with log-probabilities off by up to half a nat: corrections have something to correct."""
+class _Altered:
+    """The engine of the run, with samples that are altered."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
     async def generate(self, request: GenerateRequest) -> list[Completion]:
         found = await self._engine.generate(request)
-        return [replace(c, logprobs=_disturbed(c.logprobs, s)) for c, s in zip(found, request.seeds, strict=True)]
+        return [self._altered(c, seed) for c, seed in zip(found, request.seeds, strict=True)]
+
+    def _altered(self, completion: Completion, seed: int) -> Completion:
+        raise NotImplementedError
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
+
+
+class _OtherEngine(_Altered):
+    """Log-probabilities are off by up to half a nat: corrections have something to correct."""
+
+    def _altered(self, completion: Completion, seed: int) -> Completion:
+        return replace(completion, logprobs=_disturbed(completion.logprobs, seed))
+
+
+class _UpdatedEngine(_Altered):
+    """The second half of each response is of the next version of the weights."""
+
+    def _altered(self, completion: Completion, seed: int) -> Completion:
+        half = len(completion.tokens) // 2
+        versions = (v + (place >= half) for place, v in enumerate(completion.policy_versions))
+        return replace(completion, policy_versions=tuple(versions))
 
 
 def _disturbed(logprobs: tuple[float, ...], seed: int) -> tuple[float, ...]:

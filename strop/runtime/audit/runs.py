@@ -285,6 +285,7 @@ class Runs:
             given["trainer.num_processes"] = min(self.config.trainer.num_processes, 2)
         elif path in ("trainer.tensor_parallel", "trainer.context_parallel"):
             given["trainer.num_processes"] = 2
+        given |= self._of_streaming(path)
         for kind in (name for name in changed if self._kinds_of(name)):
             table = kind.removesuffix(".kind")
             given = {p: v for p, v in given.items() if p != table and not p.startswith(f"{table}.")}
@@ -302,6 +303,17 @@ class Runs:
                 )
             given = given | {f"{table}.function": function_of(now, table, self.folder, is_named=name == "weights")[0]}
         return make_config(self.root, {}, given | changed, file="audit.toml")
+
+    def _of_streaming(self, path: str) -> Values:
+        """Small runs do not stream, except where that is what is looked at."""
+        rollout = self.config.rollout if isinstance(self.config, TrainConfig) else None
+        if rollout is None or not rollout.max_off_policy_steps:
+            return {}
+        if path == "rollout.streaming":
+            return {path: rollout.streaming}
+        if path == "rollout.mask_older_tokens" and rollout.streaming:  # in one step: the next depend on the clock
+            return {path: rollout.mask_older_tokens, "rollout.streaming": True, "run.num_steps": 1}
+        return {}
 
 
 def _failed(cause: str) -> str:

@@ -18,6 +18,7 @@ from strop.runtime.audit.probe import (
     probe_kl_jumps,
     probe_loss_jumps,
     probe_lost_server,
+    probe_mixed_versions,
     probe_scorer,
     probe_sft,
 )
@@ -181,6 +182,7 @@ SCENARIOS = (
     Scenario("a run in the folder already", _used_folder),
     Scenario("a filter that keeps nothing", _nothing_kept),
     Scenario("evaluations between two checkpoints", _best_between_checkpoints),
+    Scenario("new weights in the middle of a response", _as_it_is, probe_mixed_versions),
     Scenario("a few prompts, seen again and again", _few_prompts),
     Scenario("a tokenizer without a chat template", _no_template),
     Scenario("losses that are not finite", _as_it_is, probe_broken_losses),

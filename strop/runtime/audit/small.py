@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from strop.config import SFTConfig, TrainConfig
+from strop.config.off_policy import AHEAD
 from strop.config.tree import leaf_of, leaves, values
 from strop.runtime.audit.small_parts import Values, before_the_loss, engine_servers, teachers
 from strop.runtime.audit.workshop import (
@@ -71,6 +72,10 @@ def _fixed(config: TrainConfig | SFTConfig, folder: Path) -> Values:
     alone = type(config.trainer)()
     changed |= {f"trainer.{name}": getattr(alone, name) for name in _OF_PROCESSES}
     changed |= {path: 0 for path in ("engine.num_replicas", "rollout.num_scorers") if now.get(path)}  # of a cluster
+    if now.get(AHEAD):  # by whole batches: what streams depends on the clock, and no two runs could be compared
+        updates = changed.get("algorithm.updates_per_batch", 1)
+        changed |= {AHEAD: max(updates, ENOUGH["algorithm.updates_per_batch"])}
+        changed |= {"rollout.streaming": False, "rollout.mask_older_tokens": False}
     if now["model.device"] != "auto":
         changed["model.device"] = "cpu"
     for path, value in now.items():
@@ -138,7 +143,7 @@ def _steps(config: TrainConfig | SFTConfig, fixed: Values, total: int) -> Values
     now = values(config)
     names = {leaf.path for leaf in leaves(type(config)) if leaf.name.endswith("_steps")}
     for path in config.origins:
-        if path in names and path != "run.num_steps" and isinstance(now.get(path), int) and now[path] > 0:
+        if path in names - {"run.num_steps", AHEAD} and isinstance(now.get(path), int) and now[path] > 0:
             is_optimizer = path.startswith("trainer.") or leaf_of(config, path).name == "warmup_steps"
             own, small = config.run.num_steps, total
             if is_optimizer and isinstance(config, TrainConfig):
