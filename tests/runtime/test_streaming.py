@@ -88,7 +88,8 @@ def session_of(score=lambda rollout: float(rollout.prompt.row), num_steps=9, **t
         ahead=(),
         counts={},
         guards=types.SimpleNamespace(wants_checkpoint=False),
-        trainer=types.SimpleNamespace(num_steps=0, weights=list),
+        trainer=types.SimpleNamespace(num_steps=0),
+        weights=list,
         publish=lambda: None,
         place=None,
     )
