@@ -30,7 +30,7 @@ from strop.runtime.differences import (
 from strop.runtime.models import has_finite_weights
 from strop.runtime.random_states import restore_random_states, write_random_states
 from strop.runtime.run_folder import RunFolder
-from strop.runtime.session import Session
+from strop.runtime.session import Collected, Session
 from strop.runtime.waiting import (
     metrics_as_json,
     metrics_from_json,
@@ -40,7 +40,7 @@ from strop.runtime.waiting import (
     write_waiting,
 )
 from strop.trainers import CRITIC_FILE, REFERENCE_FILE, TorchTrainer
-from strop.types import ConfigError, DataError, GuardError, ModelError, UserError
+from strop.types import ConfigError, DataError, Group, GuardError, ModelError, UserError
 
 
 def checkpoint_to_resume(folder: RunFolder, word: str | None, *, overwrite: bool) -> str | None:
@@ -185,8 +185,11 @@ def _load(session: Session, path: Path, state: Mapping[str, Any], changes: list[
     waiting, ahead = read_waiting(path, session.prompts), read_ahead(path, session.prompts)
     if not any(change.restarts_data for change in changes):
         session.cursor.load_state(state["cursor"])
-        session.waiting, session.ahead = waiting, ahead
-        session.owed = tuple((number, row) for number, row in state.get("owed", ()))  # absent in earlier versions
+        owed = tuple((number, row) for number, row in state.get("owed", ()))  # absent in earlier versions
+        if session.config.may_be_stale:
+            session.waiting, session.ahead, session.owed = waiting, ahead, owed
+        else:  # by options that were changed, only what is of the newest weights is learned from
+            session.owed = (*_numbered_rows(waiting, ahead), *owed)
         session.counts = metrics_from_json(state.get("counts", {}))
     else:
         dropped = f" {len(waiting)} groups that waited for the next step are dropped." if waiting else ""
@@ -197,6 +200,12 @@ def _load(session: Session, path: Path, state: Mapping[str, Any], changes: list[
     session.mark_place()
     session.step = state["step"]
     session.writer.saved_step = session.step
+
+
+def _numbered_rows(waiting: Sequence[Group], ahead: Sequence[Collected]) -> list[tuple[int, int]]:
+    """Number and row of the prompts of groups and batches, in the order of the numbers."""
+    rollouts = [r for group in waiting for r in group.rollouts] + [r for batch in ahead for r in batch.rollouts]
+    return sorted({(rollout.group_id, rollout.prompt.row) for rollout in rollouts})
 
 
 def _still_valid(coefficients: Mapping[str, float], changes: Sequence[Change]) -> dict[str, float]:

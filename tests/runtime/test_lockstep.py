@@ -197,3 +197,19 @@ def test_a_run_that_goes_back_forgets_what_was_sampled_ahead(small, tmp_path):
         {2},
         {2},
     ]
+
+
+def test_a_run_that_goes_on_in_turns_samples_again_what_was_ahead(small, whole, tmp_path):
+    """The batches of steps 3 and 4 are in the checkpoint of step 2: their prompts come next, by the newest weights."""
+    run = tmp_path / "run"
+    shutil.copytree(whole, run)
+    for later in range(3, STEPS + 1):
+        shutil.rmtree(run / f"checkpoints/step_{later:06d}")
+    flags = ("--num-steps", STEPS, "--updates-per-batch", 1, *SAVING, "--rollout_form", "whole", "--run.folder", run)
+    flags = (*flags, "--algorithm.old_logprobs", "rollout")
+    done = strop("train", small.train, *flags, "--resume", "--allow-change", "rollout")
+    assert done.code == 0, done.err
+    for step in range(1, STEPS + 1):
+        assert [r["prompt_row"] for r in rollouts(run, step)] == [r["prompt_row"] for r in rollouts(whole, step)]
+        if step > 2:
+            assert {v for r in rollouts(run, step) for v in r["policy_versions"]} == {step - 1}
