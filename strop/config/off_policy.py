@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from strop.config.base import Problem
+from strop.config.engine import ServedEngineOptions
 from strop.config.policy_loss import PolicyLossBase, PolicyLossOptions
 from strop.config.sampling import FunctionRewardOptions
 from strop.config.tree import variants
@@ -77,7 +78,7 @@ def problems_beside(config: TrainConfig) -> Iterator[Problem]:
             f"must be drop {beside}, got keep: groups that wait would be older than that. With rollout.streaming surplus "
             "groups join the next step by themselves, as long as they may.",
         )
-    if config.engine.kind == "vllm" and config.engine.sleep:
+    if isinstance(config.engine, ServedEngineOptions) and config.engine.sleep:
         yield Problem("engine.sleep", f"must be false {beside}, got true: the servers sample while the trainer works.")
     if config.run.profile_steps:
         yield Problem(
@@ -91,11 +92,12 @@ def problems_beside(config: TrainConfig) -> Iterator[Problem]:
 
 def _of_streaming(config: TrainConfig) -> Iterator[Problem]:
     engine, reward = config.engine, config.reward
-    if engine.kind == "vllm" and engine.pause_mode == "abort":
+    if isinstance(engine, ServedEngineOptions) and engine.pause_mode == "abort":
+        modes = "keep or wait" if engine.kind == "vllm" else "retract or in_place"
         yield Problem(
             "engine.pause_mode",
-            "must be keep or wait with rollout.streaming, got abort: new weights would cut responses, which would be scored "
-            "as if the policy had ended them there.",
+            f"must be {modes} with rollout.streaming, got abort: new weights would cut responses, which would be scored as if "
+            "the policy had ended them there.",
         )
     if config.rollout.num_scorers:
         yield Problem(

@@ -453,3 +453,13 @@ def test_servers_without_an_address_leave_the_engine_torch(launched, flags):
     found = launched(**flags)
     assert found.config().engine.kind == "torch"
     assert "names no servers as host:port" in found.reason(f"--{next(iter(flags)).replace('_', '-')}")
+
+
+def test_a_launch_that_samples_a_batch_ahead_does_so_here(tmp_path):
+    flags = " ".join(f"{flag} {value}" for flag, value in LEAST.items())
+    found = import_text(tmp_path, f"python3 train_async.py {flags} --num-steps-per-rollout 2\n")
+    config = found.config()
+    assert (config.rollout.max_off_policy_steps, config.algorithm.updates_per_batch) == (2, 2)
+    assert config.algorithm.old_logprobs == "rollout"
+    assert any("train_async.py samples a batch ahead" in line for line in found.groups["maps"])
+    assert import_text(tmp_path, f"python3 train.py {flags}\n").config().rollout.max_off_policy_steps == 0

@@ -69,12 +69,17 @@ def test_without_a_correction_it_is_refused(more):
         ({"rollout.from_folder": "runs"}, r"max_off_policy_steps must be 0 with rollout.from_folder, got 1"),
         ({"filter.equal_rewards": True, "filter.surplus": "keep"}, r"filter.surplus must be drop"),
         ({"engine.kind": "vllm", "engine.sleep": True}, r"engine.sleep must be false"),
+        ({"engine.kind": "sglang", "engine.sleep": True}, r"engine.sleep must be false"),
         ({"run.profile_steps": 1}, r"run.profile_steps must be 0"),
         ({"rollout.mask_older_tokens": True}, r"mask_older_tokens = True cannot act without rollout.streaming"),
         ({"rollout.streaming": True, "rollout.num_scorers": 2, "reward.kind": "math"}, r"num_scorers must be 0"),
         (
             {"rollout.streaming": True, "engine.kind": "vllm", "engine.pause_mode": "abort"},
             r"engine.pause_mode must be keep or wait",
+        ),
+        (
+            {"rollout.streaming": True, "engine.kind": "sglang", "engine.pause_mode": "abort"},
+            r"engine.pause_mode must be retract or in_place",
         ),
         (
             {"rollout.streaming": True, "reward.kind": "function", "reward.function": "a:b", "reward.batched": True},

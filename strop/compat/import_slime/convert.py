@@ -58,12 +58,12 @@ def import_script(path: Path, name: str) -> Imported:
         UserError: the script cannot be read, or launches nothing.
     """
     script = read_script(path)
-    given = Given({flag.name: flag for flag in script.flags})
+    given = Given({flag.name: flag for flag in script.flags}, script.program)
     target = target_of(given)
     options = _options_of_unread(given, target)
     unread = [given.flags[name] for name in options]
     draft, config, values, refused = _settled(
-        Given({name: flag for name, flag in given.flags.items() if name not in options}), target, name
+        replace(given, flags={n: flag for n, flag in given.flags.items() if n not in options}), target, name
     )
     now, defaults = tree.values(config), tree.defaults(config)
     written = {path: now[path] for path in values if _is_needed(target.root, path) or now[path] != defaults[path]}
@@ -134,7 +134,7 @@ def _drafted(given: Given, target: Target) -> Draft:
 def _with(given: Given, values: dict[str, str]) -> Given:
     """Flags with other values, for rules to count with."""
     others = {name: Flag(name, (known(value, 0),), 0) for name, value in values.items()}
-    return Given(given.flags | others)
+    return replace(given, flags=given.flags | others)
 
 
 def _options_of_unread(given: Given, target: Target) -> dict[str, list[str]]:

@@ -22,9 +22,10 @@ class Row:
 
 @dataclass
 class Given:
-    """The flags of the launch by name; of one given twice the last counts."""
+    """The flags of the launch by name; of one given twice the last counts. `program`: the file that is launched."""
 
     flags: dict[str, Flag]
+    program: str = ""
 
     def has(self, name: str) -> bool:
         return name in self.flags

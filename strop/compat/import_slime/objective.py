@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from strop.compat.import_slime.draft import Draft, Given
 
 _ESTIMATORS = {  # slime's name -> kind of the policy loss, kind of the advantage
@@ -190,6 +192,8 @@ def batch(given: Given, draft: Draft) -> None:
         product = f"{given.text(prompts, '?')} prompts x {given.text(samples, '1')} samples"
         words = f"{product} in {updates} updates; strop cuts them by prompts"
         draft.set("algorithm.updates_per_batch", updates, *flags, words=words)
+    if Path(given.program).name == "train_async.py":
+        draft.set("rollout.max_off_policy_steps", updates or 1, words="train_async.py samples a batch ahead")
 
 
 RULES = {
