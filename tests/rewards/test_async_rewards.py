@@ -2,12 +2,16 @@
 
 import asyncio
 import textwrap
+import threading
+import time
+from functools import partial
 
 import pytest
 from rewards.written_rollouts import make_rollout
 
 from strop.config.sampling import FunctionRewardOptions, SlimeRewardOptions
 from strop.rewards import make_scorer
+from strop.rewards.concurrent import Running, cancel
 from strop.types import RewardError
 
 COUNTS = """
@@ -133,3 +137,24 @@ def test_progress_is_told_one_by_one(scorer_of, word):
 def test_a_limit_for_a_function_that_is_not_async_is_refused(scorer_of):
     with pytest.raises(RewardError, match=r"reward.max_concurrent cannot act: .*users_async.py:score is no async"):
         scorer_of("def score(rollout):\n    return 1", max_concurrent=3)
+
+
+class SlowToCancel(Running):
+    def cancel(self):
+        super().cancel()
+        time.sleep(0.02)
+
+
+def test_of_several_that_are_cancelled_none_begins_in_the_place_of_another():
+    began, is_there = [], threading.Event()
+
+    async def forever(number):
+        began.append(number)
+        is_there.set()
+        await asyncio.Event().wait()
+
+    places = asyncio.Semaphore(1)
+    running = [SlowToCancel([partial(forever, number)], places) for number in range(3)]
+    assert is_there.wait(5)
+    cancel(running)
+    assert began == [0]
