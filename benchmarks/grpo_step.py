@@ -93,7 +93,23 @@ def strop_steps(model: str, folder: Path, tokens: int, steps: int) -> None:
         run(session)
     assert all(step["response_tokens"] == tokens for step in session.history), "every response is as long as asked"
     seconds = [sum(step[f"seconds/{p}"] for p in ("sample", "score", "logprobs", "train")) for step in session.history]
-    report(seconds=statistics.median(seconds[1:]))
+    report(seconds=statistics.median(seconds[1:]), products_s=seconds_of_products(session.trainer.model, tokens))  # type: ignore[attr-defined]
+
+
+def seconds_of_products(model: Any, tokens: int) -> float:
+    """What the products of the responses with the weights alone take at this machine's rate: two operations a weight and
+    token to sample, six to learn. Prompts and attention are not counted."""
+    import torch
+
+    weights = [module.weight for module in model.modules() if isinstance(module, torch.nn.Linear)]
+    widest = max(weights, key=torch.Tensor.numel).detach()
+    x, turns = torch.randn(2048, widest.shape[1]), []
+    for _ in range(20):
+        start = time.perf_counter()
+        torch.nn.functional.linear(x, widest)
+        turns.append(time.perf_counter() - start)
+    rate = 2 * len(x) * widest.numel() / min(turns)
+    return 8 * sum(weight.numel() for weight in weights) * PROMPTS * SAMPLES * tokens / rate
 
 
 def trl_steps(model: str, folder: Path, tokens: int, steps: int) -> None:
@@ -165,7 +181,8 @@ def show(found: dict[str, dict[str, float]], tokens: int, threads: int) -> None:
     console.print(table)
     console.print(
         f"{PROMPTS} prompts x {SAMPLES} samples x {tokens} tokens, {threads} threads; "
-        f"{machine('torch', 'transformers', 'trl')}"
+        f"{machine('torch', 'transformers', 'trl')}. "
+        f"The products with the weights alone take {found['strop']['products_s']:.3f} s at the best rate of one of them."
     )
 
 
