@@ -50,6 +50,7 @@ def connected(address: str, *, num_cpus: int) -> Iterator[Any]:
     ray = load_ray()
     if ray.is_initialized():
         yield ray
+        time.sleep(_LAST_LINES_S)
         return
     here = {"num_cpus": max(num_cpus, os.cpu_count() or 1), "include_dashboard": False} if address == LOCAL else {}
     try:
