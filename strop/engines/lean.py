@@ -25,7 +25,7 @@ class LeanDecoder(SharedPromptDecoder):
 
     def __init__(self, model: Any, *, num_slots: int, prompt_width: int, response_width: int) -> None:
         super().__init__(model, num_slots=num_slots, prompt_width=prompt_width, response_width=response_width)
-        self._lean = LeanModel(model)
+        self._lean = LeanModel(model, num_positions=prompt_width + response_width)
 
     def _forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
         return self._lean(tokens, positions, self.attend)
@@ -37,12 +37,13 @@ class LeanModel:
 
     Args:
         model: of transformers. Its products may be those of adapters.
+        num_positions: of the longest sequence.
 
     Raises:
-        NotImplementedError: it is of another shape, or was changed.
+        NotImplementedError: it is of another class, or rotates otherwise.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, *, num_positions: int) -> None:
         name, config = type(model).__name__, model.config
         of_transformers = type(model).__module__.startswith("transformers.models.")
         if not of_transformers or name not in _MODELS:
@@ -52,8 +53,11 @@ class LeanModel:
         body = model.model
         self._embed, self._norm, self._head = _embedding(body.embed_tokens), _Norm(body.norm), _product(model.lm_head)
         self._layers = [_Layer(layer) for layer in body.layers]
-        self._rotary = body.rotary_emb
-        self._cos = self._sin = torch.zeros(0, 0)
+        weight = body.norm.weight
+        cos, sin = body.rotary_emb(weight, torch.arange(num_positions, device=weight.device)[None])
+        half = cos.shape[-1] // 2
+        # [positions, 1, D]; rotated is `x cos + (the halves of x exchanged) sin`, so that sin's first half has a minus
+        self._cos, self._sin = cos[0, :, None], torch.cat([-sin[0, :, :half], sin[0, :, half:]], -1)[:, None]
 
     def __call__(self, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """Logits [B, V].
@@ -65,20 +69,10 @@ class LeanModel:
                 scores; it keeps keys and values and returns the attention [B, heads x D].
         """
         x = self._embed(tokens)
-        cos, sin = self._rotation(positions, x)
+        cos, sin = self._cos[positions], self._sin[positions]
         for number, layer in enumerate(self._layers):
             x = layer(number, x, cos, sin, attend)
         return self._head(self._norm(x))
-
-    def _rotation(self, positions: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and sin [B, 1, D]: rotated is `x cos + (the halves of x exchanged) sin`, so that sin's first half has a minus."""
-        longest = int(positions.max()) + 1
-        if longest > len(self._cos):
-            wanted = torch.arange(max(longest, 2 * len(self._cos)), device=x.device)
-            cos, sin = self._rotary(x, wanted[None])
-            half = cos.shape[-1] // 2
-            self._cos, self._sin = cos[0, :, None], torch.cat([-sin[0, :, :half], sin[0, :, half:]], -1)[:, None]
-        return self._cos[positions], self._sin[positions]
 
 
 class _Layer:
