@@ -6,20 +6,18 @@ import tiny_models
 import torch
 from trainers.test_several_processes import (
     both,
-    check_equal,
-    check_same_weights,
     lora_llama,
     objective_of,
     preset_objective,
     rows,
 )
-from trainers.test_tensor_parallel import check_steps, padded_llama
+from trainers.test_tensor_parallel import check_critics, check_steps, check_trainers, padded_llama
 from transformers import GraniteConfig, GraniteForCausalLM
 
-from strop.config import CriticOptions, TorchTrainerOptions
+from strop.config import TorchTrainerOptions
 from strop.config.presets import PRESETS
 from strop.runtime.learning import prepare_update
-from strop.trainers import TorchCritic, TorchTrainer, ValueModel, body_of
+from strop.trainers import TorchTrainer
 from strop.trainers.context_parallel import check_shares_heads
 from strop.types import GuardError, UserError
 
@@ -77,22 +75,11 @@ ALL_OPTIONS = {
     ids=["padded_llama", "qwen3", "phi", "no plain head", "lora", "all options"],
 )
 def test_a_step_is_that_of_one_process(ranks, build, given):
-    one, many = both(ranks, build, adam_eps=1e-3, **given)
-    check_steps(one, many, objective_of(entropy_coef=0.01), num_steps=2)
-    for which in ("policy", "reference") if given else ("policy",):
-        found, wanted = (trainer.logprobs(rows(9), model=which) for trainer in (many, one))
-        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+    check_trainers(ranks, build, given)
 
 
 def test_steps_of_a_critic_are_those_of_one_process(ranks):
-    def build():
-        return ValueModel(body_of(tiny_models.llama()))
-
-    one, many = both(ranks, build, kind=TorchCritic, more=(CriticOptions(lr=1e-3),))
-    for step in range(2):
-        check_equal(many.step(rows(step)), one.step(rows(step)))
-    torch.testing.assert_close(many.values(rows()), one.values(rows()), rtol=1e-5, atol=1e-5)
-    check_same_weights(one, many)
+    check_critics(ranks, num_steps=2)
 
 
 def test_bfloat16_is_exchanged_and_learns_by_float32_masters(ranks):

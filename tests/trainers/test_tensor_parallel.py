@@ -56,6 +56,29 @@ def check_steps(one, many, objective, *, num_steps):
     check_same_weights(one, many)
 
 
+def check_trainers(ranks, build, given):
+    """Two steps, and what is scored after them. AdamW makes steps of the learning rate of gradients however small, also of
+    those that are 0 but for rounding, as keys' biases have; with a larger epsilon it does not."""
+    one, many = both(ranks, build, adam_eps=1e-3, **given)
+    check_steps(one, many, objective_of(entropy_coef=0.01), num_steps=2)
+    for which in ("policy", "reference") if given else ("policy",):
+        found, wanted = (trainer.logprobs(rows(9), model=which) for trainer in (many, one))
+        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+
+
+def check_critics(ranks, *, num_steps):
+    """Steps, and the values after them."""
+
+    def build():
+        return ValueModel(body_of(tiny_models.llama()))
+
+    one, many = both(ranks, build, kind=TorchCritic, more=(CriticOptions(lr=1e-3),))
+    for step in range(num_steps):
+        check_equal(many.step(rows(step)), one.step(rows(step)))
+    torch.testing.assert_close(many.values(rows()), one.values(rows()), rtol=1e-5, atol=1e-5)
+    check_same_weights(one, many)
+
+
 @pytest.fixture(scope="module")
 def llamas(ranks):
     """The same in one process and over the ranks, as they were before any step; made once, since that takes a second."""
@@ -93,24 +116,11 @@ ALL_OPTIONS = {
     ids=["padded_llama", "qwen3", "phi", "gemma2", "all options"],
 )
 def test_a_step_is_that_of_one_process(ranks, build, given):
-    # AdamW makes steps of the learning rate of gradients however small, also of those that are 0 but for rounding, as keys'
-    # biases have; with a larger epsilon it does not.
-    one, many = both(ranks, build, adam_eps=1e-3, **given)
-    check_steps(one, many, objective_of(entropy_coef=0.01), num_steps=2)
-    for which in ("policy", "reference") if given else ("policy",):
-        found, wanted = (trainer.logprobs(rows(9), model=which) for trainer in (many, one))
-        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+    check_trainers(ranks, build, given)
 
 
 def test_steps_of_a_critic_are_those_of_one_process(ranks):
-    def build():
-        return ValueModel(body_of(tiny_models.llama()))
-
-    one, many = both(ranks, build, kind=TorchCritic, more=(CriticOptions(lr=1e-3),))
-    for step in range(3):
-        check_equal(many.step(rows(step)), one.step(rows(step)))
-    torch.testing.assert_close(many.values(rows()), one.values(rows()), rtol=1e-5, atol=1e-5)
-    check_same_weights(one, many)
+    check_critics(ranks, num_steps=3)
 
 
 def test_a_rank_holds_its_part_of_every_matrix(llamas):
