@@ -1,6 +1,7 @@
 """Tests on a real Ray cluster of this machine, which they start themselves: make test-ray."""
 
 import pytest
+from commands.small_runs import small_once
 
 NUM_NODES, CPUS_OF_A_NODE = 3, 2
 
@@ -55,3 +56,8 @@ def cluster(nodes):
     ray.init(address=nodes.cluster.address, logging_level="error")
     yield ray
     ray.shutdown()
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    return small_once(tmp_path_factory)

@@ -1,9 +1,8 @@
 """Replicas of the sampler: the samples of a run without them, weights that follow, and a replica that is lost."""
 
 import pytest
-from commands.small_runs import metrics, read_lines, same_weights, small_once, strop, without_times
-
-FLAGS = ("--num-steps", "4", "--lr", "1e-3")
+from commands.small_runs import metrics, read_lines, same_weights, strop, without_times
+from real_ray.cluster_runs import run
 
 STRIKES = """
 import os
@@ -18,17 +17,6 @@ def score(rollout):
         os.kill(int(found[0]), 9)
     return sum(letter in "abcd" for letter in rollout.text) / 8 + 0.5 * (rollout.finish_reason == "stop")
 """
-
-
-@pytest.fixture(scope="module")
-def small(tmp_path_factory):
-    return small_once(tmp_path_factory)
-
-
-def run(small, folder, *flags, code=0):
-    done = strop("train", small.train, *FLAGS, "--run.folder", folder, *flags)
-    assert done.code == code, done.err + done.out
-    return done
 
 
 @pytest.fixture(scope="module")

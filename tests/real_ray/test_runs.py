@@ -8,11 +8,11 @@ from pathlib import Path
 from unittest.mock import patch
 
 import pytest
-from commands.small_runs import metrics, same_weights, small_once, strop, without_times
+from commands.small_runs import metrics, same_weights, strop, without_times
+from real_ray.cluster_runs import run
 
 from strop.runtime.cluster import driver
 
-FLAGS = ("--num-steps", "4", "--lr", "1e-3")
 SAVES = ("--checkpoint-every-steps", "1", "--keep-checkpoints", "9")
 
 STRIKES = """
@@ -27,17 +27,6 @@ def score(rollout):
         os.kill(int(struck.with_name("pid").read_text()), {number})
     return sum(letter in "abcd" for letter in rollout.text) / 8 + 0.5 * (rollout.finish_reason == "stop")
 """
-
-
-@pytest.fixture(scope="module")
-def small(tmp_path_factory):
-    return small_once(tmp_path_factory)
-
-
-def run(small, folder, *flags, code=0):
-    done = strop("train", small.train, *FLAGS, "--run.folder", folder, *flags)
-    assert done.code == code, done.err + done.out
-    return done
 
 
 def check_same(folder, other):

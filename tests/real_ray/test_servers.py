@@ -2,12 +2,10 @@
 
 from pathlib import Path
 
-import pytest
-from commands.small_runs import metrics, read_lines, small_once, strop
+from commands.small_runs import metrics, read_lines
+from real_ray.cluster_runs import run
 
 from strop.runtime.audit import engine_servers
-
-FLAGS = ("--num-steps", "4", "--lr", "1e-3")
 
 STRIKES = """
 import os
@@ -26,17 +24,6 @@ def score(rollout):
         os.kill(int(numbers(first)[1]), 9)  # its parent, the actor
     return sum(letter in "abcd" for letter in rollout.text) / 8 + 0.5 * (rollout.finish_reason == "stop")
 """
-
-
-@pytest.fixture(scope="module")
-def small(tmp_path_factory):
-    return small_once(tmp_path_factory)
-
-
-def run(small, folder, *flags):
-    done = strop("train", small.train, *FLAGS, "--run.folder", folder, *flags)
-    assert done.code == 0, done.err + done.out
-    return done
 
 
 def servers_of(folder):
