@@ -66,6 +66,10 @@ class Outcome:
     error: str = ""
     is_guard: bool = False
 
+    def can_be_changed(self, option: str) -> bool:
+        """False where no value of an option that is no such choice could change this: an error that it does not mean."""
+        return not self.error or self.is_guard or option in _MEAN_ERRORS
+
     def changes_to(self, other: Outcome, option: str, *, stops_by_choice: bool) -> dict[str, str]:
         """Part to how it changed, in words; nothing where the two runs did the same as far as this option counts.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -96,15 +95,19 @@ class Runs:
 
     def _examine_values(self, found: Finding, allowed: list[_Trial]) -> Finding:
         """The first value that moves something."""
-        path, error = found.path, ""
-        for scenario, trial in product(self._in_order(path), allowed):
-            before, after = self._pair(scenario, path, trial)
-            if before is None or after is None:
+        path, name, error = found.path, found.path.rpartition(".")[2], ""
+        for scenario in self._in_order(path):
+            before = self._as_it_is(scenario, path)
+            if before is None or not before.can_be_changed(name):
                 continue
-            changes = before.changes_to(after, path.rpartition(".")[2], stops_by_choice=False)
-            if changes:
-                return self._acting(replace(found, tried=(trial.value,), changes=changes), scenario)
-            error = error or (after.error if not scenario.name and not before.error else "")
+            for trial in allowed:
+                after = self._with(scenario, path, trial.changed)
+                if after is None:
+                    continue
+                changes = before.changes_to(after, name, stops_by_choice=False)
+                if changes:
+                    return self._acting(replace(found, tried=(trial.value,), changes=changes), scenario)
+                error = error or (after.error if not scenario.name else "")
         found = replace(found, tried=tuple(trial.value for trial in allowed))
         if error:
             why = f"the values that the audit has for it end the run: {error}"
@@ -112,32 +115,39 @@ class Runs:
         return self._unmoved(found)
 
     def _in_order(self, path: str) -> list[Scenario]:
-        """Scenarios, those without a whole run first for what scores by a process for each sample."""
-        kind = tree.values(self.config).get(f"{path.rpartition('.')[0]}.kind")
-        is_slow = is_of_reward(path) and kind == "code" and not path.endswith(".kind")
-        return sorted(self.scenarios, key=lambda scenario: is_slow and scenario.run is not probe_scorer)
+        """Scenarios, the ordinary one first, then those that are made for this option; those without a whole run before them
+        for what scores by a process for each sample. The order decides how soon something is seen to move, and not whether."""
+        table, _, name = path.rpartition(".")
+        kind = tree.values(self.config).get(f"{table}.kind")
+        is_slow = is_of_reward(path) and kind == "code" and name != "kind"
+        return sorted(
+            self.scenarios,
+            key=lambda s: (is_slow and s.run is not probe_scorer, s.name != "", name not in s.made_for),
+        )
 
     def _examine_choices(self, found: Finding, own: _Trial, allowed: list[_Trial]) -> Finding:
         """Every choice must differ from every other one somewhere."""
-        path = found.path
+        path, name = found.path, found.path.rpartition(".")[2]
         groups, acting = [[own, *allowed]], None
-        for scenario in self._in_order(path):
+        scenarios = self._in_order(path)
+        while scenarios and (acting is None or _alike(groups)):
+            scenario = scenarios.pop(0)
+            before = self._as_it_is(scenario, path)
             split = [part for group in groups for part in self._split(scenario, path, group)]
             if acting is None and own in split[0] and len(split[0]) < len(groups[0]):
                 other = next(trial for trial in groups[0] if trial not in split[0])
-                before, after = self._pair(scenario, path, other)
+                after = self._with(scenario, path, other.changed)
                 if before is not None and after is not None:
-                    changes = before.changes_to(after, path.rpartition(".")[2], stops_by_choice=True)
+                    changes = before.changes_to(after, name, stops_by_choice=True)
                     acting = self._acting(replace(found, tried=(other.value,), changes=changes), scenario)
+                    # Whether other words do the same may be told by any run: first by those that tell most.
+                    scenarios.sort(key=lambda s: (name not in s.made_for, not s.is_larger))
             groups = split
         if acting is None:
             return self._unmoved(replace(found, tried=tuple(trial.value for trial in allowed)))
-        words = [[t for t in group if t.value is not None] for group in groups]  # none means what another option says
-        alike = next((group for group in words if len(group) > 1), None)
-        if alike is None:
-            return replace(acting, tried=tuple(trial.value for trial in allowed))
-        names = " and ".join(str(trial.value) for trial in alike)
-        return replace(acting, verdict="DEAD", reason=f"{names} do the same", changes={})
+        if alike := _alike(groups):
+            return replace(acting, verdict="DEAD", reason=f"{' and '.join(alike)} do the same", changes={})
+        return replace(acting, tried=tuple(trial.value for trial in allowed))
 
     def _split(self, scenario: Scenario, path: str, group: list[_Trial]) -> list[list[_Trial]]:
         """The choices of a group, apart where their runs differ; together where a scenario cannot have one of them."""
@@ -145,7 +155,7 @@ class Runs:
             return [group]
         found: list[tuple[Outcome, list[_Trial]]] = []
         for trial in group:
-            _, outcome = self._pair(scenario, path, trial)
+            outcome = self._with(scenario, path, trial.changed)
             if outcome is None:
                 return [group]
             name = path.rpartition(".")[2]
@@ -201,18 +211,19 @@ class Runs:
             if path.startswith(f"{table}.") and path != f"{table}.kind" and is_meant(path, only):
                 yield replace(runs.examine(path), variant=variant)
 
-    def _pair(self, scenario: Scenario, path: str, trial: _Trial) -> tuple[Outcome | None, Outcome | None]:
-        """What the config does in a scenario as it is, and with the trial; None where rules refuse it there."""
-        found: list[Outcome | None] = []
-        for changed in ({}, trial.changed):
-            try:
-                found.append(self._outcome(scenario, self._variant(scenario, path, changed)))
-            except ConfigError:
-                found.append(None)
-        before, after = found
-        if not scenario.name and before is not None and before.error:
-            raise UserError(_failed(before.error))
-        return before, after
+    def _as_it_is(self, scenario: Scenario, path: str) -> Outcome | None:
+        """What the config does in a scenario without a change; None where rules refuse it there."""
+        found = self._with(scenario, path, {})
+        if not scenario.name and found is not None and found.error:
+            raise UserError(_failed(found.error))
+        return found
+
+    def _with(self, scenario: Scenario, path: str, changed: Values) -> Outcome | None:
+        """What it does with a change to an option; None where rules refuse that there."""
+        try:
+            return self._outcome(scenario, self._variant(scenario, path, changed))
+        except ConfigError:
+            return None
 
     def _outcome(self, scenario: Scenario, config: Config) -> Outcome:
         key = (scenario.run, repr(tree.values(config)))
@@ -314,6 +325,12 @@ class Runs:
         if path == "rollout.mask_older_tokens" and rollout.streaming:  # in one step: the next depend on the clock
             return {path: rollout.mask_older_tokens, "rollout.streaming": True, "run.num_steps": 1}
         return {}
+
+
+def _alike(groups: list[list[_Trial]]) -> list[str]:
+    """Words that do the same; none means what another option says, and may do what a word does."""
+    words = [[str(trial.value) for trial in group if trial.value is not None] for group in groups]
+    return next((group for group in words if len(group) > 1), [])
 
 
 def _failed(cause: str) -> str:

@@ -29,6 +29,7 @@ from strop.runtime.audit.small import ENOUGH, NUM_STEPS, Values, data_tables, wr
 class Scenario:
     """What is different in it, the options it sets on top, and what is run; `name` is empty for the ordinary one.
 
+    `made_for`: names of options that act here if anywhere: it is one of the first for them, and no option has it alone.
     `is_larger`: the run has more steps, tokens or samples than the config asks for. An option that acts only there is idle
     in the config's own run, and alive.
     """
@@ -36,6 +37,7 @@ class Scenario:
     name: str
     overrides: Callable[[Values, Path], Values]
     run: Callable[[Any], Outcome] = probe
+    made_for: tuple[str, ...] = ()
     is_larger: bool = False
 
 
@@ -169,46 +171,49 @@ def _soon_over(now: Values, folder: Path) -> Values:
     return {"engine.start_timeout_s": 0.6, "engine.request_timeout_s": 0.6}
 
 
+_BAD_LINES = ("skip_bad_lines",)
+_TEMPLATE = ("chat",)
+_FOLDER = ("overwrite",)
 SCENARIOS = (
     Scenario("", _as_it_is),
     Scenario("targets that are never reached", _out_of_reach),
     Scenario("a teacher's server that is not there", _silent_teacher),
     Scenario("made-up answers", _as_it_is, probe_scorer),
-    Scenario("a scorer that fails", _failing_scorer, probe_scorer),
-    Scenario("a scorer that needs much memory", _demanding_scorer, probe_scorer),
-    Scenario("a broken line in data", _broken_line("data")),
-    Scenario("a broken line in eval.data", _broken_line("eval.data")),
-    Scenario("a broken line in eval.sets", _broken_line_of_sets),
-    Scenario("a run in the folder already", _used_folder),
-    Scenario("a filter that keeps nothing", _nothing_kept),
-    Scenario("evaluations between two checkpoints", _best_between_checkpoints),
-    Scenario("new weights in the middle of a response", _as_it_is, probe_mixed_versions),
+    Scenario("a scorer that fails", _failing_scorer, probe_scorer, ("on_error",)),
+    Scenario("a scorer that needs much memory", _demanding_scorer, probe_scorer, ("memory_limit_mb", "num_workers")),
     Scenario("a few prompts, seen again and again", _few_prompts),
-    Scenario("a tokenizer without a chat template", _no_template),
-    Scenario("losses that are not finite", _as_it_is, probe_broken_losses),
-    Scenario("losses that jump", _as_it_is, probe_loss_jumps),
-    Scenario("KLs that jump", _as_it_is, probe_kl_jumps),
+    Scenario("a broken line in data", _broken_line("data"), made_for=_BAD_LINES),
+    Scenario("a broken line in eval.data", _broken_line("eval.data"), made_for=_BAD_LINES),
+    Scenario("a broken line in eval.sets", _broken_line_of_sets, made_for=_BAD_LINES),
+    Scenario("a run in the folder already", _used_folder, made_for=_FOLDER),
+    Scenario("a filter that keeps nothing", _nothing_kept),
+    Scenario("evaluations between two checkpoints", _best_between_checkpoints, made_for=("keep_best_checkpoint",)),
+    Scenario("new weights in the middle of a response", _as_it_is, probe_mixed_versions),
+    Scenario("a tokenizer without a chat template", _no_template, made_for=_TEMPLATE),
+    Scenario("losses that are not finite", _as_it_is, probe_broken_losses, ("on_non_finite",)),
+    Scenario("losses that jump", _as_it_is, probe_loss_jumps, ("max_loss_jump", "on_loss_jump")),
+    Scenario("KLs that jump", _as_it_is, probe_kl_jumps, ("max_kl_jump", "on_kl_jump")),
     Scenario("early jumps", _as_it_is, probe_early_jumps),
-    Scenario("an engine whose log-probabilities are off", _bounded_gap),
+    Scenario("an engine whose log-probabilities are off", _bounded_gap, made_for=("on_logprob_gap",)),
     Scenario("a larger run", _larger, is_larger=True),
 )
 # Of a config whose engine has servers, after the ordinary one.
 SERVER_SCENARIOS = (
-    Scenario("a server that is lost on the way", _as_it_is, probe_lost_server),
+    Scenario("a server that is lost on the way", _as_it_is, probe_lost_server, ("max_restarts",)),
     Scenario("a server that nobody reaches", _soon_over, probe_absent_server),
     Scenario("a server that never answers", _soon_over, probe_hanging_server),
 )
 SFT_SCENARIOS = (
     Scenario("", _as_it_is, probe_sft),
-    Scenario("a broken line in data", _broken_line("data"), probe_sft),
-    Scenario("a broken line in validation.data", _broken_line("validation.data"), probe_sft),
+    Scenario("a broken line in data", _broken_line("data"), probe_sft, _BAD_LINES),
+    Scenario("a broken line in validation.data", _broken_line("validation.data"), probe_sft, _BAD_LINES),
     Scenario("conversations", _conversations, probe_sft),
     Scenario("demonstrations too long in data", _too_long("data"), probe_sft),
     Scenario("demonstrations too long in validation.data", _too_long("validation.data"), probe_sft),
     Scenario("demonstrations that are cut", _cut, probe_sft),
     Scenario("a run that learns nothing", _learns_nothing, probe_sft),
     Scenario("validations between two checkpoints", _validations_between_checkpoints, probe_sft),
-    Scenario("a run in the folder already", _used_folder, probe_sft),
-    Scenario("a tokenizer without a chat template", _no_template, probe_sft),
+    Scenario("a run in the folder already", _used_folder, probe_sft, _FOLDER),
+    Scenario("a tokenizer without a chat template", _no_template, probe_sft, _TEMPLATE),
     Scenario("a larger run", _larger, probe_sft, is_larger=True),
 )
