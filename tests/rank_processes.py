@@ -2,7 +2,6 @@
 
 import multiprocessing
 import os
-import subprocess
 import sys
 import time
 from contextlib import contextmanager
@@ -10,8 +9,8 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from forked import Forked, context
 
-from strop.cli import main
 from strop.config import TorchTrainerOptions
 from strop.runtime import rank, ranks
 from strop.trainers.ranks import everywhere
@@ -24,43 +23,8 @@ def _serve(variables):
     sys.exit(rank.serve(timeout_s=float(variables[rank.TIMEOUT_S]), num_threads=int(variables[rank.NUM_THREADS])))
 
 
-class Forked:
-    """A multiprocessing process as a subprocess.Popen."""
-
-    def __init__(self, process):
-        self._process, self.pid = process, process.pid
-
-    def poll(self):
-        return self._process.exitcode
-
-    def kill(self):
-        self._process.kill()
-
-    def wait(self, timeout=None):
-        self._process.join(timeout)
-        if self._process.exitcode is None:
-            raise subprocess.TimeoutExpired("a rank", timeout)
-        return self._process.exitcode
-
-
-def _context():
-    context = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
-    if sys.platform == "linux":
-        context.set_forkserver_preload(
-            [
-                "rank_processes",
-                "tiny_models",
-                "torch.distributed.fsdp",
-                "strop.trainers.together",
-                "strop.trainers.tensor_parallel",
-                "strop.trainers.context_parallel",
-            ]
-        )
-    return context
-
-
 def start(variables):
-    process = _context().Process(target=_serve, args=(variables,), daemon=True)
+    process = context().Process(target=_serve, args=(variables,), daemon=True)
     process.start()
     started.append(Forked(process))
     return started[-1]
@@ -108,19 +72,6 @@ class Late:
             time.sleep(seconds)
         with torch.no_grad():
             return self._within(lambda: self._learning(input_ids=torch.arange(4)[None]).logits.sum())
-
-
-def _run(variables, arguments):
-    os.environ.update(variables)
-    sys.argv = ["strop", *arguments]
-    main()
-
-
-def running(*arguments, **variables):
-    """A command of strop, in a process with these variables."""
-    process = _context().Process(target=_run, args=(variables, [str(a) for a in arguments]), daemon=True)
-    process.start()
-    return Forked(process)
 
 
 def sleeping():

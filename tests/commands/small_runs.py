@@ -42,6 +42,16 @@ def too_many(rollouts):
     return [1.0] * (len(rollouts) + 1)
 """
 
+HELD = """
+import time
+from pathlib import Path
+
+def score(rollout):
+    while rollout.group_id >= {group} and not Path({go!r}).exists():
+        time.sleep(0.01)
+    return sum(letter in "abcd" for letter in rollout.text) / 8 + 0.5 * (rollout.finish_reason == "stop")
+"""
+
 TRAIN = """
 [model]
 path = "{folder}/start"
@@ -110,6 +120,13 @@ class Small:
 
     def reward(self, name):
         return f"{self.folder}/reward.py:{name}"
+
+
+def held(folder, step):
+    """A reward like `score` that waits in a step of Small.train until the file is there: its function, and that file."""
+    go = folder / "go"
+    (folder / "held.py").write_text(HELD.format(group=4 * (step - 1), go=str(go)))
+    return f"{folder}/held.py:score", go
 
 
 @dataclass(frozen=True)

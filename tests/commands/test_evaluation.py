@@ -3,10 +3,10 @@
 import json
 import shutil
 import signal
-import subprocess
 
 import pytest
-from commands.small_runs import ENVIRONMENT, command_line, metrics, read_lines, same_weights, small_once, strop
+from commands.small_runs import metrics, read_lines, same_weights, small_once, strop
+from forked import Command
 
 
 @pytest.fixture(scope="module")
@@ -115,14 +115,17 @@ def test_evaluations_are_made_at_the_start_every_so_often_and_at_the_end(small, 
 
 def test_the_evaluation_at_the_start_is_made_once_however_often_the_run_stops_before_its_first_step(small, tmp_path):
     flags = (*small.eval_flags, "--checkpoint-every-steps", "1", "--run.folder", tmp_path / "run")
-    flags = (*flags, "--reward.function", small.reward("slow"), "--num-steps", "1", "--group-size", "64")
-    with subprocess.Popen(
-        command_line("train", small.train, *flags), env=ENVIRONMENT, text=True, stdout=subprocess.PIPE
-    ) as going:
-        next(line for line in going.stdout if line.startswith("eval after step 0"))
+    (tmp_path / "held.py").write_text(
+        "import time\nfrom pathlib import Path\n\ndef score(rollout):\n"
+        f"    while rollout.sample == 9 and not Path({str(tmp_path / 'go')!r}).exists():\n        time.sleep(0.01)\n"
+        "    return rollout.sample % 3\n"
+    )
+    flags = (*flags, "--reward.function", f"{tmp_path}/held.py:score", "--num-steps", "1", "--group-size", "10")
+    with Command(tmp_path, "train", small.train, *flags) as going:
+        going.until("eval after step 0")
         going.send_signal(signal.SIGINT)
-        going.stdout.read()
-    assert going.returncode == 130
+        assert going.wait() == 130, going.err
+    (tmp_path / "go").touch()
     assert [row["step"] for row in metrics(tmp_path / "run")] == [0]
     assert (tmp_path / "run/checkpoints/step_000000").exists()
     done = strop("train", small.train, *flags, "--resume")

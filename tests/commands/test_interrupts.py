@@ -9,6 +9,8 @@ import time
 
 import pytest
 from commands.small_runs import ENVIRONMENT, Done, command_line, metrics, read_lines, same_weights, small_once, strop
+from forked import Command
+from processes import is_running
 
 import strop as package
 from strop.observe.console import QuietConsole
@@ -29,22 +31,12 @@ def _ctrl_c_is_heard():
     signal.signal(signal.SIGINT, before)
 
 
-def interrupted(number, *arguments, cwd, after="step "):
+def interrupted(number, *arguments, folder, after="step "):
     """Starts a command, sends it a signal once it has printed a line that begins with `after`, and waits for its end."""
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    process = subprocess.Popen(command_line(*arguments), cwd=cwd, env=ENVIRONMENT, text=True, **pipes)
-    try:
-        seen = []
-        for line in process.stdout:
-            seen.append(line)
-            if line.startswith(after):
-                break
-        process.send_signal(number)
-        out, err = process.communicate(timeout=60)
-    finally:
-        process.kill()
-        process.wait()
-    return Done(process.returncode, "".join(seen) + out, err)
+    with Command(folder, *arguments) as command:
+        command.until(after)
+        command.send_signal(number)
+        return Done(command.wait(), command.out, command.err)
 
 
 def steps_of(done):
@@ -55,7 +47,7 @@ def steps_of(done):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl_c", "sigterm"])
 def test_an_interrupted_run_exits_with_130_and_saves_the_model_after_its_last_whole_step(small, tmp_path, number):
     flags = ("--reward.function", small.reward("slow"), "--num-steps", "1000", "--run.folder", tmp_path / "run")
-    done = interrupted(number, "train", small.train, *flags, cwd=tmp_path, after="step    2/1000")
+    done = interrupted(number, "train", small.train, *flags, folder=tmp_path, after="step    2/1000")
     assert done.code == 130, done
     assert "Traceback" not in done.err
     steps = steps_of(done)
@@ -72,7 +64,7 @@ def test_an_interrupted_run_exits_with_130_and_saves_the_model_after_its_last_wh
 
 def test_an_interrupted_sft_exits_with_130_and_saves_the_model_after_its_last_step(small, tmp_path):
     flags = ("--num-steps", "100000", "--run.folder", tmp_path / "run")
-    done = interrupted(signal.SIGINT, "sft", small.sft, *flags, cwd=tmp_path, after="step ")
+    done = interrupted(signal.SIGINT, "sft", small.sft, *flags, folder=tmp_path, after="step ")
     assert done.code == 130, done
     assert "Traceback" not in done.err
     steps = steps_of(done)
@@ -89,14 +81,23 @@ def test_whenever_it_is_interrupted_while_it_starts_the_code_is_130_and_there_is
     small, tmp_path, delay
 ):
     arguments = ["strop", "train", str(small.train), "--num-steps", "1000", "--run.folder", str(tmp_path / "run")]
-    program = f"import sys, strop.cli; sys.argv = {arguments}; print('ready', flush=True); strop.cli.main()"
+    program = (
+        "import signal, sys, strop.cli\n"
+        "def heard(number, handler, set_handler=signal.signal):\n"
+        "    before = set_handler(number, handler)\n"
+        "    if number == signal.SIGTERM and not said:\n"
+        "        said.append(print('ready', flush=True))  # the command hears of both from here on\n"
+        "    return before\n"
+        f"said, signal.signal, sys.argv = [], heard, {arguments}\n"
+        "strop.cli.main()"
+    )
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     process = subprocess.Popen([sys.executable, "-c", program], cwd=tmp_path, env=ENVIRONMENT, text=True, **pipes)
     try:
         assert process.stdout.readline() == "ready\n"
         time.sleep(delay)
         process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=300)
     finally:
         process.kill()
         process.wait()
@@ -132,7 +133,7 @@ def test_a_second_signal_after_all_is_saved_does_not_change_how_it_ends(small, t
             next(line for line in process.stdout if line.startswith("model: "))  # the last line: everything is written
             time.sleep(delay)
             process.send_signal(signal.SIGINT)
-            process.communicate(timeout=60)
+            process.communicate(timeout=300)
         finally:
             process.kill()
     assert process.returncode == 130
@@ -149,11 +150,14 @@ def test_a_scorer_that_takes_long_does_not_keep_a_run_from_stopping(small, tmp_p
         "def score(rollout):\n    print('judging', os.getpid(), flush=True)\n    time.sleep(300)\n    return 1.0\n"
     )
     flags = ("--reward.function", f"{tmp_path}/judge.py:score", "--run.folder", tmp_path / "run")
-    done = interrupted(number, "train", small.train, *flags, cwd=tmp_path, after="judging")
+    done = interrupted(number, "train", small.train, *flags, folder=tmp_path, after="judging")
     assert done.code == 130, done
-    for worker in re.findall(r"judging (\d+)", done.out):
-        with pytest.raises(ProcessLookupError):
-            os.kill(int(worker), 0)
+    workers = [int(pid) for pid in re.findall(r"judging (\d+)", done.out)]
+    until = time.monotonic() + 60
+    while any(map(is_running, workers)) and time.monotonic() < until:
+        time.sleep(0.02)
+    assert workers
+    assert not any(map(is_running, workers))
     assert steps_of(done) == 0
     assert same_weights(tmp_path / "run/model", small.start)
 
@@ -163,7 +167,7 @@ def test_a_scorer_that_takes_long_does_not_keep_an_evaluation_from_stopping(smal
         "import time\ndef score(rollout):\n    print('judging', flush=True)\n    time.sleep(300)\n    return 1.0\n"
     )
     flags = (*small.eval_flags, "--reward.function", f"{tmp_path}/judge.py:score")
-    done = interrupted(signal.SIGINT, "eval", small.train, *flags, cwd=tmp_path, after="judging")
+    done = interrupted(signal.SIGINT, "eval", small.train, *flags, folder=tmp_path, after="judging")
     assert done.code == 130, done
     assert "Traceback" not in done.err
 

@@ -2,10 +2,10 @@
 
 import re
 import signal
-import subprocess
 
 import pytest
-from commands.small_runs import ENVIRONMENT, command_line, metrics, read_lines, same_weights, small_once, strop
+from commands.small_runs import metrics, read_lines, same_weights, small_once, strop
+from forked import Command
 
 REWARDS = """
 import asyncio
@@ -180,19 +180,10 @@ def test_a_loss_of_whole_sequences_is_refused_at_the_first_batch_that_shows_such
 
 def test_ctrl_c_ends_async_calls_cleanly_and_at_once(small, rewards, tmp_path):
     flags = ("--reward.function", f"{rewards}:stuck", "--reward.max_concurrent", "3", "--run.folder", tmp_path / "run")
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    command = ["env", "--default-signal=INT", *command_line("train", small.train, *flags)]
-    process = subprocess.Popen(command, cwd=tmp_path, env=ENVIRONMENT, text=True, **pipes)
-    try:
-        for line in process.stdout:
-            if line.startswith("step in flight"):
-                break
-        process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=60)
-    finally:
-        process.kill()
-        process.wait()
-    assert process.returncode == 130, err
-    assert "interrupted after step 0; saving" in out + err
-    assert "Traceback" not in err
+    with Command(tmp_path, "train", small.train, *flags) as command:
+        command.until("step in flight")
+        command.send_signal(signal.SIGINT)
+        assert command.wait() == 130, command.err
+    assert "interrupted after step 0; saving" in command.out + command.err
+    assert "Traceback" not in command.err
     assert len(list(rewards.parent.glob("closed-*"))) == 3

@@ -1,10 +1,10 @@
 """The run folder: whose it is, and whose model lies in it."""
 
 import shutil
-import subprocess
 
 import pytest
-from commands.small_runs import ENVIRONMENT, command_line, metrics, same_weights, small_once, strop
+from commands.small_runs import held, metrics, same_weights, small_once, strop
+from forked import Command
 
 from strop.runtime.run_folder import save_tokenizer
 
@@ -15,20 +15,17 @@ def small(tmp_path_factory):
 
 
 def test_a_second_run_in_the_folder_of_one_that_goes_on_is_refused_and_disturbs_nothing(small, tmp_path):
-    flags = ("--num-steps", "3", "--reward.function", small.reward("slow"), "--run.folder", tmp_path / "run")
+    function, go = held(tmp_path, 2)
+    flags = ("--num-steps", "3", "--reward.function", function, "--run.folder", tmp_path / "run")
     flags = (*flags, "--checkpoint-every-steps", "1")
-    with subprocess.Popen(
-        command_line("train", small.train, *flags), env=ENVIRONMENT, text=True, stdout=subprocess.PIPE
-    ) as going:
-        try:
-            next(line for line in going.stdout if line.startswith("step 1/3"))
-            for how in ("--resume", "--run.overwrite"):
-                done = strop("train", small.train, *flags, how)
-                assert done.code == 2, done
-                assert "is being written by a run that is still going on" in done.err
-            going.stdout.read()
-        finally:
-            going.kill()
+    with Command(tmp_path, "train", small.train, *flags) as going:
+        going.until("step 1/3")
+        for how in ("--resume", "--run.overwrite"):
+            done = strop("train", small.train, *flags, how)
+            assert done.code == 2, done
+            assert "is being written by a run that is still going on" in done.err
+        go.touch()
+        assert going.wait() == 0, going.err
     assert [row["step"] for row in metrics(tmp_path / "run")] == [1, 2, 3]
     assert strop("train", small.train, *flags, "--resume").code == 0  # free again
     assert not (tmp_path / "run/.lock").exists()
@@ -69,17 +66,10 @@ def test_eval_does_not_take_the_model_of_the_run_that_was_there_before_for_that_
     """A new run in place of an old one, killed before its end: the old run's model is there still."""
     run = tmp_path / "run"
     assert strop("train", small.train, *small.eval_flags, "--num-steps", "1", "--run.folder", run).code == 0
-    flags = ("--num-steps", "9", "--reward.function", small.reward("slow"), "--run.folder", run, "--run.overwrite")
-    with subprocess.Popen(
-        command_line("train", small.train, *small.eval_flags, *flags),
-        env=ENVIRONMENT,
-        text=True,
-        stdout=subprocess.PIPE,
-    ) as new:
-        try:
-            next(line for line in new.stdout if line.startswith("step 1/9"))
-        finally:
-            new.kill()
+    flags = ("--num-steps", "1000", "--reward.function", small.reward("slow"), "--run.folder", run, "--run.overwrite")
+    with Command(tmp_path, "train", small.train, *small.eval_flags, *flags) as new:
+        new.until("step    1/1000")
+        new.kill()
     assert (run / "model/model.safetensors").exists()
     done = strop("eval", run)
     assert done.code == 2, done.out

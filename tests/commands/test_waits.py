@@ -1,11 +1,11 @@
 """Waits through the real command: an engine and a scorer that do not answer end with the reason, and nothing is lost."""
 
 import asyncio
-import subprocess
 import time
 
 import pytest
-from commands.small_runs import ENVIRONMENT, command_line, metrics, read_lines, same_weights, small_once, strop
+from commands.small_runs import metrics, read_lines, same_weights, small_once, strop
+from forked import Command
 from processes import is_running
 
 from strop.engines import TorchEngine
@@ -30,13 +30,13 @@ def test_an_engine_that_does_not_answer_ends_the_run_with_everything_saved(small
         return await generate(self, request)
 
     monkeypatch.setattr(TorchEngine, "generate", disturbed)
-    flags = ("--num-steps", "4", "--rollout.timeout_s", "2", "--checkpoint-every-steps", "4")
+    flags = ("--num-steps", "4", "--rollout.timeout_s", "4", "--checkpoint-every-steps", "4")
     run = tmp_path / "run"
     done = strop("train", small.train, *flags, "--run.folder", run)
     assert done.code == 1, done
     assert "Traceback" not in done.err
     says = {
-        "hangs": "stopped: rollout.timeout_s = 2 s went by in which the engine finished no prompt: 12 of 16 samples are there",
+        "hangs": "stopped: rollout.timeout_s = 4 s went by in which the engine finished no prompt: 12 of 16 samples are there",
         "gives nothing": "stopped: the engine must give 4 samples of prompt row ",
     }
     assert says[how] in done.err
@@ -57,7 +57,7 @@ def test_scorers_that_are_stopped_are_counted_on_the_line_of_the_step_and_in_the
         "    while rollout.group_id == 1 and rollout.sample == 0:\n        pass\n"
         "    return len(rollout.text) / 8 + rollout.sample\n"
     )
-    flags = ("--reward.function", f"{tmp_path}/mine.py:score", "--reward.timeout_s", "0.5", "--on-error", "exclude")
+    flags = ("--reward.function", f"{tmp_path}/mine.py:score", "--reward.timeout_s", "1", "--on-error", "exclude")
     done = strop("train", small.train, *flags, "--num-steps", "1", "--run.folder", tmp_path / "run")
     assert done.code == 0, done
     (row,) = metrics(tmp_path / "run")
@@ -96,18 +96,12 @@ def test_however_a_run_ends_no_worker_is_left(small, tmp_path, ends):
     if ends == "by itself":
         assert strop("train", small.train, *flags).code == 0
     else:
-        kill_when_it_scores(*command_line("train", small.train, *flags))
+        with Command(tmp_path, "train", small.train, *flags) as command:
+            command.until("judging")
+            command.kill()
     names = [int(path.name) for path in pids.iterdir()]
     assert names
-    until = time.monotonic() + 10
+    until = time.monotonic() + 60
     while any(map(is_running, names)) and time.monotonic() < until:
         time.sleep(0.02)
     assert not any(map(is_running, names))
-
-
-def kill_when_it_scores(*command):
-    with subprocess.Popen(command, env=ENVIRONMENT, text=True, stdout=subprocess.PIPE) as process:
-        try:
-            next(line for line in process.stdout if line == "judging\n")
-        finally:
-            process.kill()

@@ -62,7 +62,7 @@ def sglang(server, servers, model):
 
     def run_with(work, *, num=1, stop=(), tell=lambda words: None, of=None, transfer=None, **changes):
         addresses = changes.pop("addresses", () if "router" in changes else [address for _, address in servers[:num]])
-        given = {"start_timeout_s": 10.0, "request_timeout_s": 10.0, **changes}
+        given = {"start_timeout_s": 60.0, "request_timeout_s": 60.0, **changes}
         chosen = SGLangEngineOptions(addresses=tuple(addresses), **given)
         weights = list((of or model).named_parameters())
         engine = SGLangEngine(chosen, Served("", "float32", True), weights, stop_token_ids=stop, tell=tell)
@@ -246,7 +246,7 @@ class _Joins(StandIn):
         where, size, limit = (
             f"tcp://{body['master_address']}:{body['master_port']}",
             body["world_size"],
-            timedelta(seconds=9),
+            timedelta(seconds=60),
         )
         store, *_ = next(c10d.rendezvous(where, 1, size, timeout=limit))
         for prefix in (body["group_name"], f"{body['group_name']}/", "cpu/"):

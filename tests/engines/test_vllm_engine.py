@@ -57,7 +57,7 @@ def vllm(server, servers, model):
 
     def run_with(work, *, num=1, stop=(), tell=lambda words: None, of=None, **changes):
         addresses = changes.pop("addresses", [address for _, address in servers[:num]])
-        given = {"start_timeout_s": 10.0, "request_timeout_s": 10.0, **changes}
+        given = {"start_timeout_s": 60.0, "request_timeout_s": 60.0, **changes}
         chosen = VLLMEngineOptions(addresses=tuple(addresses), **given)
         weights = list((of or model).named_parameters())
         engine = VLLMEngine(chosen, Served("", "float32", True), weights, stop_token_ids=stop, tell=tell)
@@ -286,7 +286,7 @@ def test_a_server_that_is_lost_again_and_again_ends_the_run(vllm, server):
 
 def test_a_server_that_does_not_answer_is_named_when_its_time_is_over(vllm, server):
     over = threading.Event()
-    server.begin(on("/generate", lambda answer: over.wait(10)))
+    server.begin(on("/generate", lambda answer: over.wait(100)))
     try:
         with pytest.raises(
             WaitError, match=r"engine\.request_timeout_s = 0\.2 s went by in which vLLM server http://127"

@@ -52,7 +52,7 @@ def _command(pid):
 
 
 def started(python, work, *, tell=lambda words: None, **changes):
-    chosen = VLLMEngineOptions(python=str(python), **{"start_timeout_s": 15.0, "request_timeout_s": 10.0, **changes})
+    chosen = VLLMEngineOptions(python=str(python), **{"start_timeout_s": 60.0, "request_timeout_s": 60.0, **changes})
     weights = list(tiny_models.llama().named_parameters())
     engine = VLLMEngine(chosen, Served("nowhere", "float32", True), weights, stop_token_ids=(), tell=tell)
     return run_closed(engine, work)

@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -94,10 +93,9 @@ def test_the_final_answer_is_compared_as_mathematics(score, text, label, reward)
     ],
     ids=lambda text: f"{text[:8]!r}*{len(text)}",
 )
-def test_strange_texts_have_a_score_within_a_second(score, text):
-    started = time.monotonic()
-    assert score(text, "7") == 0.0
-    assert time.monotonic() - started < 1.0
+def test_strange_texts_have_a_score_without_running_out_of_time(scorer, text):
+    scored = scorer([make_rollout(text, "7")])
+    assert (scored.rollouts[0].reward, scored.metrics["reward/num_timeouts"].value) == (0.0, 0)
 
 
 BOMBS = [r"\boxed{9^{9^{9^9}}}", "9^9^9^9", r"\boxed{(10^{10})!}", r"\boxed{\sum_{n=1}^{10^9} \frac{1}{n}}"]
@@ -106,11 +104,9 @@ BOMBS += [r"\boxed{" + "{" * 140 + "1" + "}" * 140 + "}"]
 
 @pytest.mark.parametrize("bomb", BOMBS)
 def test_an_answer_that_would_take_for_ever_scores_zero_is_counted_and_the_next_is_scored(scorer, bomb):
-    started = time.monotonic()
     scored = scorer([make_rollout(bomb, "7"), make_rollout(r"\boxed{\frac{14}{2}}", "7")])
     assert [rollout.reward for rollout in scored.rollouts] == [0.0, 1.0]
     assert scored.metrics["reward/num_timeouts"].value == 1
-    assert time.monotonic() - started < 5.0  # 0.5 s of processor time, on a machine that is shared
     assert scorer([]).metrics["reward/num_timeouts"].value == 0
 
 

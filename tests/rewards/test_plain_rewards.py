@@ -122,9 +122,10 @@ def test_a_number_is_right_within_the_tolerance(score, text, label, tolerance, r
 @pytest.mark.parametrize("options", [ExactRewardOptions(), NumberRewardOptions(tolerance=0.5)])
 @pytest.mark.parametrize("part", ["9", "-", "$", ".", "1.", "1,", ",111", "1e", "12 ", "-,", "\u2212", " ", "0"])
 def test_a_million_characters_have_a_score_within_a_second(score, options, part):
-    started = time.monotonic()
+    """Of this process's own time, on a machine that is ten times slower; a search that goes back takes hours."""
+    started = time.process_time()
     assert score(options, part * (1_000_000 // len(part)), "70") == 0.0
-    assert time.monotonic() - started < 1.0
+    assert time.process_time() - started < 10.0
 
 
 @pytest.mark.parametrize("label", ["five", "", "3 apples"])

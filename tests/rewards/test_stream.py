@@ -51,7 +51,7 @@ def streamed(scorer, *groups, until):
     async def work():
         stream = scorer.stream(lambda group, scored: found.update({group.group_id: scored}), failures.append)
         try:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(100):
                 for one in groups:
                     stream.put(one)
                     await asyncio.sleep(0.01)
@@ -71,7 +71,7 @@ def test_a_group_that_is_scored_does_not_wait_for_one_before_it(scorer_of):
     )
     assert failures == []
     assert {n: [r.reward for r in scored.rollouts] for n, scored in found.items()} == {1: [2.0, 1.0], 2: [4.0]}
-    assert time.monotonic() - began < 15  # the call that never ends is not waited for
+    assert time.monotonic() - began < 90  # the call that never ends is not waited for
 
 
 def test_a_function_that_is_not_async_is_called_in_its_workers(scorer_of):

@@ -33,7 +33,7 @@ time.sleep(60)
 """
 
 
-def all_end(pids, limit_s=10.0):
+def all_end(pids, limit_s=60.0):
     until = time.monotonic() + limit_s
     while any(map(is_running, pids)) and time.monotonic() < until:
         time.sleep(0.02)
@@ -49,7 +49,7 @@ def test_a_process_and_what_it_started_end_when_their_parent_is_killed_even_with
         assert all(map(is_running, pids))
     finally:
         parent.send_signal(signal.SIGKILL)
-        parent.wait(20)
+        parent.wait(60)
         parent.stdout.close()
     assert all_end(pids)
 
@@ -59,7 +59,7 @@ def test_a_process_that_ended_by_itself_leaves_neither_its_children_nor_its_watc
     program = "import os, time; pid = os.fork()\nif pid: print(os.getpid(), pid)\nelse: time.sleep(60)"
     process = TiedProcess([sys.executable, "-I", "-S", "-c", program], stdout=subprocess.PIPE)
     pids = [int(pid) for pid in process.stdout.readline().split()]
-    assert process.wait(10) == 0
+    assert process.wait(60) == 0
     members = _members(pids[0])
     assert pids[1] in members
     assert len(members) == 2  # with the watcher
@@ -86,7 +86,7 @@ def test_the_command_has_its_exit_code_its_pipes_and_no_child_that_it_did_not_st
     process.stdin.write(b"hello\n")
     process.stdin.flush()
     assert process.stdout.read() == b"hello\n"  # to its end, which nobody else holds open
-    assert process.wait(10) == 7
+    assert process.wait(60) == 7
     process.end()
 
 
@@ -97,7 +97,7 @@ def test_a_process_outlives_the_thread_that_started_it():
     thread = threading.Thread(target=lambda: made.append(TiedProcess(command, stdin=pipe, stdout=pipe)))
     thread.start()
     thread.join()
-    assert made[0].ask("hello", 10) == b"hello\n"
+    assert made[0].ask("hello", 60) == b"hello\n"
     time.sleep(0.1)
     assert made[0].poll() is None
     made[0].end()

@@ -61,11 +61,14 @@ def test_what_is_not_done_is_cancelled_at_the_limit_and_where_one_raises():
 def test_a_long_wait_is_told_of_once(monkeypatch):
     monkeypatch.setattr("strop.rollout.in_time.TELL_AFTER_S", 0.05)
     told = []
-    assert wait_for(after(0.3, "a"), after(0.5, "b"), after(0.6, "c"), limit_s=30.0, tell=told.append) == [
-        "a",
-        "b",
-        "c",
-    ]
+
+    async def once_told(seconds, value):
+        while not told:
+            await asyncio.sleep(0.01)
+        return await after(seconds, value)
+
+    found = wait_for(once_told(0, "a"), once_told(0.1, "b"), once_told(0.2, "c"), limit_s=30.0, tell=told.append)
+    assert found == ["a", "b", "c"]
     (line,) = told
     assert "0 of 6 samples are there, none or not all of prompt rows 3, 4, 9" in line
     assert "rollout.timeout_s = 30 ends the wait" in line

@@ -42,44 +42,50 @@ def test_a_snapshot_is_of_when_it_was_taken_whatever_the_trainer_does_until_it_i
         assert all(written[name].equal(before[name]) for name in before), file
 
 
-def slow_writes(monkeypatch, seconds, ended=None):
-    def slowly(*args, **options):
-        time.sleep(seconds)
-        write_checkpoint(*args, **options)
-        if ended is not None:
-            ended.set()
+def slow_writes(monkeypatch, wait):
+    """Writes begin with a wait of their own; returns what was done, as it was done."""
+    done = []
+
+    def slowly(folder, step, **options):
+        done.append(f"write {step}")
+        wait()
+        write_checkpoint(folder, step, **options)
+        done.append(f"written {step}")
 
     monkeypatch.setattr(resume, "write_checkpoint", slowly)
+    return done
 
 
 class Watching(QuietConsole):
-    """Notes of each phase whether the write had ended when it began."""
+    """Says so when the n-th step begins to sample."""
 
-    def __init__(self, ended):
+    def __init__(self, step):
         super().__init__()
-        self.seen, self._ended = [], ended
+        self.has_begun, self._left = threading.Event(), step
 
     def phase(self, name, total, **more):
-        self.seen.append((name, self._ended.is_set()))
+        self._left -= name == "sample"
+        if self._left == 0:
+            self.has_begun.set()
         return super().phase(name, total, **more)
 
 
 def test_the_next_step_is_made_while_a_checkpoint_is_written(small, tmp_path, monkeypatch):
-    """Writing takes 1 s here. The step after it samples at once; the loop waited for the copy alone, and says how long."""
-    ended = threading.Event()
-    console = Watching(ended)
-    slow_writes(monkeypatch, 1.0, ended)
+    """Writing that of step 2 ends after step 3 has begun. The loop waited for the copy alone, and says how long."""
+    console = Watching(3)
+    waited = []
+    slow_writes(monkeypatch, lambda: waited.append(console.has_begun.wait(30)))
     config = config_of(small, tmp_path / "run", **{"run.checkpoint_every_steps": 2, "run.num_steps": 3})
     result = strop.train(config, console=console)
-    assert [has_ended for name, has_ended in console.seen if name == "sample"] == [False, False, False]
-    assert result.steps[1]["seconds/checkpoint"] < 0.5
+    assert waited == [True, True]
+    assert result.steps[1]["seconds/checkpoint"] < 20
     assert "seconds/checkpoint" not in result.steps[2]
     assert sorted(path.name for path in (tmp_path / "run/checkpoints").iterdir()) == ["step_000002", "step_000003"]
 
 
 def test_a_run_is_not_over_before_the_checkpoint_of_its_end_is_written(small, tmp_path, monkeypatch):
     """None is due on the way: the one that is written when the run stops."""
-    slow_writes(monkeypatch, 1.0)
+    slow_writes(monkeypatch, lambda: time.sleep(0.3))
     strop.train(config_of(small, tmp_path / "run", **{"run.checkpoint_every_steps": 9, "run.num_steps": 1}))
     assert newest_checkpoint(tmp_path / "run/checkpoints", warn=pytest.fail)[0].name == "step_000001"
 
@@ -87,10 +93,11 @@ def test_a_run_is_not_over_before_the_checkpoint_of_its_end_is_written(small, tm
 def test_the_next_checkpoint_and_the_end_of_the_run_wait_for_the_one_that_is_being_written(
     small, tmp_path, monkeypatch
 ):
-    slow_writes(monkeypatch, 0.4)
+    done = slow_writes(monkeypatch, lambda: time.sleep(0.3))
     config = config_of(small, tmp_path / "run", **{"run.num_steps": 2})
     result = strop.train(config)
-    assert result.steps[1]["seconds/checkpoint"] > 0.2  # step 2 waited for what was left of writing step 1
+    assert done == ["write 1", "written 1", "write 2", "written 2"]
+    assert result.steps[1]["seconds/checkpoint"] > 0
     newest, state = newest_checkpoint(tmp_path / "run/checkpoints", warn=pytest.fail)
     assert (newest.name, state["step"]) == ("step_000002", 2)
     assert [t.name for t in threading.enumerate() if t.name.startswith("checkpoint")] == []

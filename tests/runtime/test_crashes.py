@@ -6,9 +6,11 @@ import random
 import resource
 import subprocess
 import sys
+from functools import partial
 
 import pytest
-from commands.small_runs import ENVIRONMENT, ROOT, command_line, metrics, same_weights, small_once, strop
+from commands.small_runs import ENVIRONMENT, ROOT, metrics, same_weights, small_once, strop
+from forked import Command
 
 from strop.runtime.checkpoints import newest_checkpoint
 
@@ -64,17 +66,12 @@ def test_a_full_disk_ends_the_run_with_a_message_and_a_resume_once_there_is_room
     assert strop("train", small.train, *flags, whole, "--num-steps", "5").code == 0
     assert strop("train", small.train, *flags, run, "--num-steps", "2").code == 0
     most = (run / "checkpoints/step_000002/weights.safetensors").stat().st_size
-    done = subprocess.run(
-        command_line("train", small.train, *flags, run, "--num-steps", "5", "--resume"),
-        env=ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (most, most)),
-    )
-    assert done.returncode == 2, done.stdout + done.stderr
-    assert "the checkpoint cannot be written" in done.stderr
-    assert "File too large" in done.stderr
-    assert "Traceback" not in done.stderr
+    prepare = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (most, most))
+    with Command(tmp_path, "train", small.train, *flags, run, "--num-steps", "5", "--resume", prepare=prepare) as done:
+        assert done.wait() == 2, done.out + done.err
+    assert "the checkpoint cannot be written" in done.err
+    assert "File too large" in done.err
+    assert "Traceback" not in done.err
     assert newest_checkpoint(run / "checkpoints", warn=pytest.fail)[0].name == "step_000002"
     assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["step_000001", "step_000002"]
     assert strop("train", small.train, *flags, run, "--num-steps", "5", "--resume").code == 0

@@ -4,10 +4,10 @@ import errno
 import json
 import shutil
 import signal
-import subprocess
 
 import pytest
-from commands.small_runs import ENVIRONMENT, command_line, metrics, read_lines, same_weights, small_once, strop
+from commands.small_runs import held, metrics, read_lines, same_weights, small_once, strop
+from forked import Command
 
 from strop.runtime.checkpoints import Keep, newest_checkpoint, write_checkpoint
 from strop.types import UserError
@@ -86,18 +86,14 @@ def test_the_data_goes_on_where_it_stopped_over_the_end_of_an_epoch(small, tmp_p
 
 def test_a_killed_process_resumes_as_if_it_had_not_been_killed(small, tmp_path):
     run = tmp_path / "run"
-    slow = ("--reward.function", small.reward("slow"), "--run.folder", run)
+    function, go = held(tmp_path, 4)
+    slow = ("--reward.function", function, "--run.folder", run)
     flags = ("--num-steps", "6", "--checkpoint-every-steps", "2", "--lr-schedule", "linear")
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-    with subprocess.Popen(command_line("train", small.train, *slow, *flags), env=ENVIRONMENT, text=True, **pipes) as p:
-        try:
-            for line in p.stdout:
-                if line.startswith("step 3/6"):
-                    break
-        finally:
-            p.kill()
-    assert p.returncode == -signal.SIGKILL
+    with Command(tmp_path, "train", small.train, *slow, *flags) as command:
+        command.until("step 3/6")
+        assert command.kill() == -signal.SIGKILL
     assert not (run / "model").exists()
+    go.touch()
     done = strop("train", small.train, *slow, *flags, "--resume")
     assert done.code == 0, done.err
     assert "resumed from" in done.out

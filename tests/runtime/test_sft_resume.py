@@ -4,11 +4,11 @@ import json
 import re
 import shutil
 import signal
-import subprocess
 
 import pytest
 from commands.sft_runs import validating, write_sft_small
-from commands.small_runs import ENVIRONMENT, command_line, metrics, same_weights, small_once, strop
+from commands.small_runs import metrics, same_weights, small_once, strop
+from forked import Command
 
 
 @pytest.fixture(scope="module")
@@ -163,19 +163,11 @@ def test_a_run_without_validation_that_gets_one_has_nothing_to_forget(small, tmp
 
 def test_an_interrupted_run_writes_a_checkpoint_and_its_rest_gives_what_the_whole_run_gives(small, tmp_path):
     run, flags = tmp_path / "run", ("--checkpoint-every-steps", "100000", "--num-steps")
-    command = command_line("sft", small / "sft.toml", *flags, "100000", "--run.folder", run)
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen(command, env=ENVIRONMENT, text=True, **pipes) as process:
-        try:
-            for line in process.stdout:
-                if line.startswith("step"):
-                    break
-            process.send_signal(signal.SIGINT)
-            out, err = process.communicate(timeout=60)
-        finally:
-            process.kill()
-    assert process.returncode == 130, err
-    made = int(re.search(r"interrupted after step (\d+); saving", out)[1])
+    with Command(tmp_path, "sft", small / "sft.toml", *flags, "100000", "--run.folder", run) as command:
+        command.until("step")
+        command.send_signal(signal.SIGINT)
+        assert command.wait() == 130, command.err
+    made = int(re.search(r"interrupted after step (\d+); saving", command.out)[1])
     assert [path.name for path in (run / "checkpoints").iterdir()] == [f"step_{made:06d}"]
     total = str(made + 3)
     assert strop("sft", small / "sft.toml", *flags, total, "--run.folder", run, "--resume").code == 0

@@ -2,6 +2,7 @@
 
 import asyncio
 import signal
+import threading
 import time
 import types
 
@@ -200,12 +201,16 @@ def test_a_rollout_of_version_3_that_is_trained_on_at_version_5_is_2_steps_old()
 
 def test_who_cancels_during_a_step_is_heard_after_it_though_everything_is_ready_for_the_next():
     async def story(session, engine, collector):
-        made = []
+        made, begun, may_end = [], threading.Event(), threading.Event()
+
+        def train():
+            begun.set()
+            may_end.wait(60)
 
         async def loop():
             for step in range(4):
                 await collector.take()
-                await collector.train(lambda: time.sleep(0.05))
+                await collector.train(train)
                 made.append(step)
                 await make_step(session, collector)
 
@@ -213,8 +218,11 @@ def test_who_cancels_during_a_step_is_heard_after_it_though_everything_is_ready_
         [engine.answer(row) for row in list(engine.waiting)]
         await settled()
         task = asyncio.create_task(loop())
-        await asyncio.sleep(0.02)
+        while not begun.is_set():
+            await asyncio.sleep(0.001)
         task.cancel()
+        await asyncio.sleep(0)
+        may_end.set()
         await asyncio.wait([task])
         assert task.cancelled()
         assert made == [0]
@@ -325,7 +333,7 @@ def test_an_error_ends_the_run_though_scorers_are_at_work(small, tmp_path):
     began = time.monotonic()
     done = strop("train", small.train, *flags, "--run.folder", tmp_path / "run")
     assert "not finite" in done.err
-    assert time.monotonic() - began < 60
+    assert time.monotonic() - began < 250
 
 
 STOPPING = """

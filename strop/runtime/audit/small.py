@@ -31,8 +31,8 @@ ENOUGH = {
 }
 _MOST = {
     "rollout.max_response_tokens": 6,
-    "rollout.group_size": 6,
-    "algorithm.updates_per_batch": 3,
+    "rollout.group_size": 4,
+    "algorithm.updates_per_batch": 2,
     "algorithm.advantage.k": 2,
     "data.size": 24,
     "data.max_prompts": 24,

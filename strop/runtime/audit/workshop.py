@@ -37,7 +37,7 @@ class OwnLlama(LlamaForCausalLM):
     pass
 """
 # score, named, score_token, named_token, score_turn, named_turn, the same with slime_ before them or _other behind, and two
-# that fail. All are async, and of those that score one rollout a call the score tells how many others run at the same time.
+# that fail. All are async, and of those that score one rollout a call the score tells whether others run at the same time.
 _SCORER = """
 import asyncio
 import sys
@@ -49,7 +49,7 @@ async def _num_at_once():
     global running
     running += 1
     await asyncio.sleep(0)
-    found = running
+    found = min(running, 2)  # how many more depends on how soon others come
     await asyncio.sleep(0)
     running -= 1
     return found
@@ -183,7 +183,7 @@ def supplied(path: str, now: dict[str, Any], folder: Path) -> tuple[Any, ...]:
         "folder": (str(folder / "run"), str(folder / "run-other")),
         "reward_key": ("one", "two"),
         "max_length_tokens": (7, 9),
-        "max_tokens_in_flight": (100, 700, 100_000),
+        "max_tokens_in_flight": (60, 100, 700, 100_000),
         "max_cache_tokens": (100, 700, 100_000),
         "weights": ({}, {"one": 1.0, "two": 0.5}),
         "source_weights": ({}, dict(zip(SOURCES, (1.0, 4.0), strict=True))),
