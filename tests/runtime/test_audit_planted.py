@@ -33,16 +33,16 @@ EDITS = [
     (
         "config/policy_loss.py",
         '["cispo"] = "cispo"\n',
-        '["cispo"] = "cispo"\n    boldness: float = Field(default=0.5)\n',
+        '["cispo"] = "cispo"\n    is_bold: bool = Field(default=False)\n',
     ),
     # the binding of options to functions refuses it even earlier: let it pass there
-    ("algorithms/binding.py", '- {"kind"}', '- {"kind", "boldness"}'),
+    ("algorithms/binding.py", '- {"kind"}', '- {"kind", "is_bold"}'),
     (
         "config/sampling.py",
         "    prompts_per_step",
-        "    boldness: float = Field(default=0.5, ge=0)\n    prompts_per_step",
+        "    is_bold: bool = Field(default=False)\n    prompts_per_step",
     ),
-    ("config/data.py", "    batch_size: int", "    boldness: float = Field(default=0.5, ge=0)\n    batch_size: int"),
+    ("config/data.py", "    batch_size: int", "    is_bold: bool = Field(default=False)\n    batch_size: int"),
     # a choice whose condition has gone
     ("runtime/learning.py", "[not algorithm.mask_truncated or ", "[True or "),
 ]
@@ -69,15 +69,15 @@ for only in sys.argv[3:]:
     config = load_config(sft if command == "sft" else train, cispo if command == "train" else {}, command=command)
     for f in audit(config, only=only):
         print("found:", f.path, "=", f.verdict, "=", f.reason)
-sys.argv = ["strop", "audit", train, "--only", "trainer.boldness"]
+sys.argv = ["strop", "audit", train, "--only", "trainer.is_bold"]
 main()
 """
 OPTIONS = {f"trainer.{line.partition(':')[0]}": verdict for line, verdict in OF_TRAINER.items()} | {
     "trainer.lr_schedule": "DEAD",
-    "algorithm.policy_loss.boldness": "DEAD",
+    "algorithm.policy_loss.is_bold": "DEAD",
     "algorithm.mask_truncated": "DEAD",
-    "rollout.boldness": "DEAD",
-    "data.boldness": "DEAD",
+    "rollout.is_bold": "DEAD",
+    "data.is_bold": "DEAD",
 }
 
 
@@ -110,7 +110,7 @@ def test_a_planted_fault_is_found(planted, option):
 def test_the_command_names_what_moves_nothing_and_fails(planted):
     _, done = planted
     assert done.returncode == 1
-    assert "stopped: these options move nothing: trainer.boldness\n" in done.stderr
+    assert "stopped: these options move nothing: trainer.is_bold\n" in done.stderr
 
 
 def test_choices_that_do_the_same_are_named(planted):

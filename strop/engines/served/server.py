@@ -14,7 +14,7 @@ from strop.types import Completion, EngineError, FinishReason, GenerateRequest, 
 
 _HEALTH_S = 30.0  # in which a server that is well says so, however busy it is
 FOREIGN = "it holds weights that this run did not give it"
-BETWEEN_LOOKS_S = 0.2  # while a server starts
+_BETWEEN_LOOKS_S = (0.02, 0.2)  # while a server starts: at first, doubled from look to look, and at most
 HOW_TO_START = "docs/en/laptop-to-cluster.md has the command of a server that strop can use."
 IMPOSSIBLE = -9999.0  # at or below it stands minus infinity, in the way that a server writes it
 
@@ -180,11 +180,13 @@ class Server(ABC):
             WaitError: not in time.
         """
         try:
+            pause_s, longest_s = _BETWEEN_LOOKS_S
             async with asyncio.timeout(timeout_s):
                 while not await (is_up or self.is_up)():
                     if still_runs is not None:
                         still_runs()
-                    await asyncio.sleep(BETWEEN_LOOKS_S)
+                    await asyncio.sleep(pause_s)
+                    pause_s = min(2 * pause_s, longest_s)
         except TimeoutError:
             raise WaitError(
                 f"engine.start_timeout_s = {timeout_s:g} s went by in which {self!r} did not answer /health. Is there a "

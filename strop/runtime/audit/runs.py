@@ -96,7 +96,7 @@ class Runs:
     def _examine_values(self, found: Finding, allowed: list[_Trial]) -> Finding:
         """The first value that moves something."""
         path, name, error = found.path, found.path.rpartition(".")[2], ""
-        for scenario in self._in_order(path):
+        for scenario in sorted(self._in_order(path), key=lambda scenario: name not in scenario.made_for):
             before = self._as_it_is(scenario, path)
             if before is None or not before.can_be_changed(name):
                 continue

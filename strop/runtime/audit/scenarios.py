@@ -29,7 +29,7 @@ from strop.runtime.audit.small import ENOUGH, NUM_STEPS, Values, data_tables, wr
 class Scenario:
     """What is different in it, the options it sets on top, and what is run; `name` is empty for the ordinary one.
 
-    `made_for`: names of options that act here if anywhere: it is one of the first for them, and no option has it alone.
+    `made_for`: names of options that act here if anywhere. It is one of the first for them, and tried for all others too.
     `is_larger`: the run has more steps, tokens or samples than the config asks for. An option that acts only there is idle
     in the config's own run, and alive.
     """
@@ -176,12 +176,12 @@ _TEMPLATE = ("chat",)
 _FOLDER = ("overwrite",)
 SCENARIOS = (
     Scenario("", _as_it_is),
-    Scenario("targets that are never reached", _out_of_reach),
     Scenario("a teacher's server that is not there", _silent_teacher),
     Scenario("made-up answers", _as_it_is, probe_scorer),
     Scenario("a scorer that fails", _failing_scorer, probe_scorer, ("on_error",)),
     Scenario("a scorer that needs much memory", _demanding_scorer, probe_scorer, ("memory_limit_mb", "num_workers")),
     Scenario("a few prompts, seen again and again", _few_prompts),
+    Scenario("targets that are never reached", _out_of_reach),
     Scenario("a broken line in data", _broken_line("data"), made_for=_BAD_LINES),
     Scenario("a broken line in eval.data", _broken_line("eval.data"), made_for=_BAD_LINES),
     Scenario("a broken line in eval.sets", _broken_line_of_sets, made_for=_BAD_LINES),
