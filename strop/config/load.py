@@ -254,9 +254,9 @@ def _lay(
 
 def _fill_kinds(owner: type[Options], values: dict[str, Any]) -> None:
     """A table of a union that does not name its kind is of the default one."""
-    for name, field in owner.model_fields.items():
-        below, table = tree.variants(field.annotation), values.get(name)
-        if not below or not isinstance(table, dict):
+    for name, below in tree.tables_of(owner).items():
+        field, table = owner.model_fields[name], values.get(name)
+        if not isinstance(table, dict):
             continue
         for one in table.values() if tree.is_named(field.annotation) else [table]:
             if isinstance(one, dict):

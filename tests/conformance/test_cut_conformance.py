@@ -13,30 +13,25 @@ from conformance_cases import ALONE, CASES, LOSSES, REDUCTIONS, UNEVEN, WHOLE
 from strop.algorithms import CORRECTIONS, POLICY_LOSSES
 from strop.trainers import cut_batch
 
-every_case = pytest.mark.parametrize("name", CASES)
+CHECKS = {
+    "micro-batches": [(suite.check_cut, budget) for budget in (ALONE, UNEVEN)],
+    "order": [(suite.check_order,)],
+    "layout": [
+        (suite.check_layout, "left_padded", WHOLE),
+        *((suite.check_layout, "packed", b) for b in (WHOLE, UNEVEN)),
+    ],
+    "masked slots": [(suite.check_masked_slots, values) for values in ((math.nan,), (math.inf, -math.inf, math.nan))],
+}
 
 
-@every_case
-@pytest.mark.parametrize("budget", [ALONE, UNEVEN])
-def test_the_size_of_micro_batches_does_not_matter(name, budget):
-    suite.check_cut(name, budget)
-
-
-@every_case
-def test_the_order_of_sequences_does_not_matter(name):
-    suite.check_order(name)
-
-
-@every_case
-@pytest.mark.parametrize("layout, budget", [("left_padded", WHOLE), ("packed", WHOLE), ("packed", UNEVEN)])
-def test_the_layout_does_not_matter(name, layout, budget):
-    suite.check_layout(name, layout, budget)
-
-
-@every_case
-@pytest.mark.parametrize("values", [(math.nan,), (math.inf, -math.inf, math.nan)], ids=["nan", "infinity"])
-def test_what_stands_in_masked_slots_changes_nothing(name, values):
-    suite.check_masked_slots(name, values)
+@pytest.mark.parametrize("name", CASES)
+def test_neither_cut_nor_order_nor_layout_nor_what_stands_in_masked_slots_changes_a_step(name):
+    for what, checks in CHECKS.items():
+        for check, *how in checks:
+            try:
+                check(name, *how)
+            except AssertionError as error:
+                pytest.fail(f"{what} {how}: {error}")
 
 
 def first_updates(loss):

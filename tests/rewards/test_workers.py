@@ -90,7 +90,10 @@ def soon(claim, *, limit_s=60.0):
     "name, kind",
     [("score", FunctionRewardOptions), ("score_async", FunctionRewardOptions), ("score_slime", SlimeRewardOptions)],
 )
-def test_after_five_that_do_harm_the_good_one_scores_and_each_is_counted_by_its_reason(scorer_of, name, kind):
+def test_after_five_that_do_harm_the_good_one_scores_and_each_is_counted_by_its_reason(
+    scorer_of, name, kind, monkeypatch
+):
+    monkeypatch.setattr("strop.rewards.pool.GRACE_S", 0.5)  # for a loop that is stuck, and says nothing
     limits = {"timeout_s": 0.3, "memory_limit_mb": 128}
     scorer = scorer_of(BAD, name, kind=kind, on_error="exclude", **limits)
     scored = scorer(rollouts_of(*WHAT, "scores"))
