@@ -24,6 +24,8 @@ from strop.runtime import ranks as of_rank_0
 from strop.trainers import TorchTrainer
 from strop.types import LostRankError, StropError, UserError, WaitError
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory):

@@ -17,6 +17,7 @@ from strop.runtime.learning import prepare_update
 from strop.trainers import TorchCritic, TorchTrainer, ValueModel, attach_adapters, body_of
 from strop.types import GuardError, UserError
 
+pytestmark = pytest.mark.long
 VOCAB, NUM_STEPS = tiny_models.VOCAB, 4
 # Each step adds up some tens of terms in another order (1e-7 of rounding), and AdamW makes steps of the learning rate of
 # gradients however small: after some steps weights of order 1 agree to about 1e-6.
