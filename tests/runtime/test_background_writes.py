@@ -57,14 +57,14 @@ def slow_writes(monkeypatch, wait):
 
 
 class Watching(QuietConsole):
-    """Says so when the n-th step begins to sample."""
+    """Says so when a phase of the n-th step begins."""
 
-    def __init__(self, step):
+    def __init__(self, phase, step):
         super().__init__()
-        self.has_begun, self._left = threading.Event(), step
+        self.has_begun, self._phase, self._left = threading.Event(), phase, step
 
     def phase(self, name, total, **more):
-        self._left -= name == "sample"
+        self._left -= name == self._phase
         if self._left == 0:
             self.has_begun.set()
         return super().phase(name, total, **more)
@@ -72,7 +72,7 @@ class Watching(QuietConsole):
 
 def test_the_next_step_is_made_while_a_checkpoint_is_written(small, tmp_path, monkeypatch):
     """Writing that of step 2 ends after step 3 has begun. The loop waited for the copy alone, and says how long."""
-    console = Watching(3)
+    console = Watching("sample", 3)
     waited = []
     slow_writes(monkeypatch, lambda: waited.append(console.has_begun.wait(30)))
     config = config_of(small, tmp_path / "run", **{"run.checkpoint_every_steps": 2, "run.num_steps": 3})
@@ -93,9 +93,15 @@ def test_a_run_is_not_over_before_the_checkpoint_of_its_end_is_written(small, tm
 def test_the_next_checkpoint_and_the_end_of_the_run_wait_for_the_one_that_is_being_written(
     small, tmp_path, monkeypatch
 ):
-    done = slow_writes(monkeypatch, lambda: time.sleep(0.3))
+    console = Watching("train", 2)
+
+    def wait():
+        console.has_begun.wait(30)
+        time.sleep(0.5)
+
+    done = slow_writes(monkeypatch, wait)
     config = config_of(small, tmp_path / "run", **{"run.num_steps": 2})
-    result = strop.train(config)
+    result = strop.train(config, console=console)
     assert done == ["write 1", "written 1", "write 2", "written 2"]
     assert result.steps[1]["seconds/checkpoint"] > 0
     newest, state = newest_checkpoint(tmp_path / "run/checkpoints", warn=pytest.fail)
