@@ -5,7 +5,7 @@ import asyncio
 from strop.engines import TorchEngine
 from strop.types import GenerateRequest, Prompt, Rollout, Sampling
 
-DEADLINE_S = 10  # a test that waits longer hangs: an engine step of a tiny model takes milliseconds
+DEADLINE_S = 100  # a test that waits longer hangs: an engine step of a tiny model takes milliseconds
 
 
 def request(prompt, seeds=(1,), *, length=8, **sampling):

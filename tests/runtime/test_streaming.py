@@ -103,7 +103,7 @@ def streamed(story, **options):
         session = session_of(**options)
         collector = Streaming(session)
         try:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(100):
                 await collector.start()
                 return await story(session, session.engine, collector)
         finally:
