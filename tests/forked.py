@@ -5,26 +5,34 @@ import os
 import subprocess
 import sys
 import time
+from multiprocessing import forkserver
+from unittest.mock import patch
 
 MOST_S = 300.0  # what is waited for comes long before, on whatever machine
 
 
+PRELOADED = (
+    "rank_processes",
+    "tiny_models",
+    "strop.cli",
+    "strop.runtime.sft",
+    "strop.runtime.train",
+    "torch.distributed.fsdp",
+    "strop.trainers.together",
+    "strop.trainers.tensor_parallel",
+    "strop.trainers.context_parallel",
+)
+
+
 def context():
-    found = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
-    if sys.platform == "linux":
-        found.set_forkserver_preload(
-            [
-                "rank_processes",
-                "tiny_models",
-                "strop.cli",
-                "strop.runtime.sft",
-                "strop.runtime.train",
-                "torch.distributed.fsdp",
-                "strop.trainers.together",
-                "strop.trainers.tensor_parallel",
-                "strop.trainers.context_parallel",
-            ]
-        )
+    """Of the process that has imported them, which is started where there is none yet."""
+    if sys.platform != "linux":
+        return multiprocessing.get_context("spawn")
+    found = multiprocessing.get_context("forkserver")
+    found.set_forkserver_preload(list(PRELOADED))
+    # Python 3.11 hands it no path of this process, and says nothing of what it then does not find.
+    with patch.dict(os.environ, PYTHONPATH=os.pathsep.join(filter(None, sys.path))):
+        forkserver.ensure_running()
     return found
 
 
