@@ -6,6 +6,7 @@ import itertools
 import math
 from dataclasses import replace
 from functools import cache
+from types import SimpleNamespace
 from typing import Literal, get_args, get_origin
 
 import tiny_models
@@ -364,9 +365,19 @@ def plain_weights(batch, reduction, max_response_tokens=LONGEST_RESPONSE):
 
 def plain_gradients(batch, weights, token_loss):
     """Loss and gradients of sum(weights x token_loss(logprobs)), in float64."""
-    model = llama(torch.float64)
-    logprobs = plain_logprobs(model, batch)
     mask = batch.loss_mask
+    model, logprobs = _plain_float64(
+        *(tuple(t.tolist()) for t in (batch.tokens, mask)), tuple(batch.starts), tuple(batch.lengths)
+    )
     loss = (weights[mask] * token_loss(logprobs[mask])).sum()
-    loss.backward()
-    return loss.item(), {name: p.grad.float() for name, p in model.named_parameters()}
+    parameters = dict(model.named_parameters())
+    gradients = torch.autograd.grad(loss, list(parameters.values()), retain_graph=True)
+    return loss.item(), {name: g.float() for name, g in zip(parameters, gradients, strict=True)}
+
+
+@cache
+def _plain_float64(tokens, mask, starts, lengths):
+    """A model and its log-probabilities of a batch, which many losses go back through."""
+    batch = SimpleNamespace(tokens=torch.tensor(tokens), loss_mask=torch.tensor(mask), starts=starts, lengths=lengths)
+    model = llama(torch.float64)
+    return model, plain_logprobs(model, batch)
