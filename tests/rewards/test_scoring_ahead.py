@@ -136,14 +136,16 @@ def test_a_batched_function_gets_all_of_them_at_once(scorer_of):
 
 def test_a_failure_that_ends_the_run_ends_it_before_the_rest_is_sampled(scorer_of, tmp_path):
     groups = groups_of(("bad",), ("a",))
-    with (
-        scorer_of("score").ahead(lambda done: None) as ahead,
-        pytest.raises(RewardError, match=r"KeyError.* for prompt row 0, sample 0"),
-    ):
-        ahead.put(0, groups[0])  # which may hear of it already
-        wait_for(tmp_path / "scored-bad")
-        time.sleep(0.3)
-        ahead.put(1, groups[1])
+    with scorer_of("score").ahead(lambda done: None) as ahead:
+
+        def put_both():
+            ahead.put(0, groups[0])  # which may hear of it already
+            wait_for(tmp_path / "scored-bad")
+            time.sleep(0.3)
+            ahead.put(1, groups[1])
+
+        with pytest.raises(RewardError, match=r"KeyError.* for prompt row 0, sample 0"):
+            put_both()
 
 
 def test_what_nobody_waits_for_any_more_is_ended_and_the_scorer_scores_on(scorer_of, tmp_path):
