@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import embedding, linear, rms_norm, silu
+from torch.nn.functional import embedding, rms_norm, silu
 
 from strop.engines.shared_prompts import SharedPromptDecoder
+from strop.products import Linear, linear
 
 # Other classes may compute something else that a comparison on a few tokens does not show.
 _MODELS = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
@@ -115,7 +116,7 @@ class _Norm:
 
 def _product(module: Any) -> Compute:
     """What a linear module computes; a module of another class, as adapters are, is called."""
-    return (lambda x: linear(x, module.weight, module.bias)) if type(module) is nn.Linear else module
+    return (lambda x: linear(x, module.weight, module.bias)) if type(module) in (nn.Linear, Linear) else module
 
 
 def _embedding(module: Any) -> Compute:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
-from strop.ops.vocabulary import SUMMARY_SIZE, VocabularyPart
+from strop.ops.vocabulary import SUMMARY_SIZE, VocabularyPart, add_at, log_softmax_, merged, outcome, summary
+from strop.products import linear
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-CHUNK_TOKENS = 256  # rows of logits held at once by linear_logprobs
+CHUNK_TOKENS, CHUNK_IDS = 1024, 4096  # rows and columns of logits held at once by linear_logprobs
 
 
 class LinearLogprobs(NamedTuple):
@@ -85,11 +86,11 @@ def linear_logprobs(
         logprob_t = z_t[target_t] - logsumexp(z_t)
         entropy_t = logsumexp(z_t) - sum_v p_tv z_tv
 
-    The backward pass computes each chunk's logits again: memory is O(chunk x V) instead of O(T x V), for one more
+    The backward pass computes each chunk's logits again: memory is that of 1024 x 4096 logits instead of T x V, for one more
     matrix product.
 
     With a group the vocabulary is split over its ranks: each has some rows of the head, those of rank 0 the first, and all have
-    the same hidden states and targets. A rank holds its own columns of a chunk's logits alone; ranks exchange four numbers
+    the same hidden states and targets. A rank computes its own columns of the logits alone; ranks exchange four numbers
     a token forward, and the gradient of the hidden states backward. All must go backward, with the same gradients.
 
     Args:
@@ -105,7 +106,7 @@ def linear_logprobs(
         LinearLogprobs: logprobs T, and entropy T or None; at least float32. All ranks of a group have the same.
 
     Raises:
-        ValueError: shapes do not fit, temperature <= 0, or with a group a target that is no id.
+        ValueError: shapes do not fit, temperature <= 0, or a target that is no id.
 
     >>> hidden, weight = torch.eye(2), torch.tensor([[1.0, 0.0], [0.0, 1.0]])
     >>> [round(x, 4) for x in linear_logprobs(hidden, weight, torch.tensor([0, 0])).logprobs.tolist()]
@@ -124,48 +125,29 @@ def linear_logprobs(
         )
     if bias is not None and bias.shape != weight.shape[:1]:
         raise ValueError(f"bias must have an entry for each of weight's {len(weight)} rows, got {tuple(bias.shape)}.")
-    part = None if group is None else VocabularyPart.of(weight, targets, group)
+    part = VocabularyPart.of(weight, targets, group)
     logprobs, entropy = _LinearLogprobs.apply(hidden, weight, bias, targets, temperature, with_entropy, part)
     return LinearLogprobs(logprobs, entropy if with_entropy else None)
 
 
-def _chunks(num_tokens: int) -> Iterator[slice]:
-    return (slice(start, start + CHUNK_TOKENS) for start in range(0, num_tokens, CHUNK_TOKENS))
-
-
-def _chunk_logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float) -> Tensor:
-    logits = hidden @ weight.T if bias is None else torch.addmm(bias, hidden, weight.T)
-    return logits.to(torch.promote_types(logits.dtype, torch.float32)).div_(temperature)
-
-
-def _chunk_log_p(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float, normalizer: Tensor | None = None
-) -> Tensor:
-    """Log-probabilities of a chunk; its logits are gone."""
-    z = _chunk_logits(hidden, weight, bias, temperature)
-    return z.log_softmax(-1) if normalizer is None else VocabularyPart.log_softmax(z, normalizer)
+def _chunks(size: int, most: int) -> list[slice]:
+    """At least one, which may be empty."""
+    return [slice(start, min(start + most, size)) for start in range(0, max(size, 1), most)]
 
 
 class _LinearLogprobs(torch.autograd.Function):
     @staticmethod
     def forward(ctx, hidden, weight, bias, targets, temperature, with_entropy, vocabulary):
+        head = _Head(weight, bias, temperature)
         dtype = torch.promote_types(hidden.dtype, torch.float32)
-        normalizer = None
-        if vocabulary is None:
-            logprobs = torch.empty(targets.shape, dtype=dtype, device=hidden.device)
-            entropy = torch.empty_like(logprobs)
-            for part in _chunks(len(targets)):
-                log_p = _chunk_log_p(hidden[part], weight, bias, temperature)
-                logprobs[part] = log_p.gather(-1, targets[part, None]).squeeze(-1)
-                if with_entropy:
-                    entropy[part] = -(log_p.exp() * log_p).sum(-1)
-        else:
-            mine = torch.empty(len(targets), SUMMARY_SIZE, dtype=dtype, device=hidden.device)
-            for part in _chunks(len(targets)):
-                z = _chunk_logits(hidden[part], weight, bias, temperature)
-                mine[part] = vocabulary.summary(z, targets[part], with_entropy=with_entropy)
-                del z  # before the next one
-            logprobs, entropy, normalizer = vocabulary.combined(mine)
+        mine = torch.empty(len(targets), SUMMARY_SIZE, dtype=dtype, device=hidden.device)
+        for tokens in _chunks(len(targets), CHUNK_TOKENS):
+            columns = vocabulary.columns(targets[tokens])
+            found = []
+            for ids in _chunks(len(weight), CHUNK_IDS):
+                found.append(summary(head.logits(hidden[tokens], ids), columns - ids.start, with_entropy=with_entropy))
+            mine[tokens] = merged(found)
+        logprobs, entropy, normalizer = outcome(vocabulary.gathered(mine))
         if not with_entropy:
             entropy = logprobs.new_zeros(())
         ctx.save_for_backward(hidden, weight, bias, targets, entropy, normalizer)
@@ -174,50 +156,54 @@ class _LinearLogprobs(torch.autograd.Function):
         return logprobs, entropy
 
     @staticmethod
-    def backward(ctx, *grad_outputs):
+    @once_differentiable
+    def backward(ctx, *grad_outputs):  # pyright: ignore[reportIncompatibleMethodOverride]
         grad_logprobs, grad_entropy = grad_outputs
         hidden, weight, bias, targets, entropy, normalizer = ctx.saved_tensors
         needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         if grad_logprobs is None:
             grad_logprobs = entropy.new_zeros(targets.shape)
+        head, grad_logprobs = _Head(weight, bias, ctx.temperature), grad_logprobs / ctx.temperature
         # Summed over chunks in float32: in bfloat16 the sum drowns (10 % off after 200 chunks). So are sums over ranks.
         wide = torch.promote_types(weight.dtype, torch.float32)
-        of_hidden = torch.empty_like(hidden, dtype=hidden.dtype if ctx.vocabulary is None else wide)
+        of_hidden = torch.zeros_like(hidden, dtype=wide) if needs_hidden else None
         of_weight = torch.zeros_like(weight, dtype=wide) if needs_weight else None
         of_bias = torch.zeros(len(weight), dtype=wide, device=weight.device) if needs_bias else None
-        for part in _chunks(len(targets)):
-            log_p = _chunk_log_p(
-                hidden[part], weight, bias, ctx.temperature, None if normalizer is None else normalizer[part]
-            )
-            p = log_p.exp()
-            # d logprob_t / d z_v = [v = target] - p_v;    d entropy / d z_v = -p_v (log p_v + entropy)
-            grad = p * -grad_logprobs[part, None]
-            if grad_entropy is not None:
-                grad -= p * (log_p + entropy[part, None]) * grad_entropy[part, None]
-            if ctx.vocabulary is None:
-                grad.scatter_add_(-1, targets[part, None], grad_logprobs[part, None])
-            else:
-                ctx.vocabulary.add_at(grad, targets[part], grad_logprobs[part])
-            grad.div_(ctx.temperature)
-            if of_bias is not None:
-                of_bias += grad.sum(0)
-            grad = grad.to(hidden.dtype)
-            if needs_hidden:
-                of_hidden[part] = grad @ weight
-            if of_weight is not None:
-                _add_product(of_weight, grad.T, hidden[part])
-        if needs_hidden and ctx.vocabulary is not None:
+        for tokens in _chunks(len(targets), CHUNK_TOKENS):
+            columns = ctx.vocabulary.columns(targets[tokens])
+            for ids in _chunks(len(weight), CHUNK_IDS):
+                log_p = log_softmax_(head.logits(hidden[tokens], ids), normalizer[tokens])
+                # d logprob_t / d z_v = [v = target] - p_v;    d entropy / d z_v = -p_v (log p_v + entropy)
+                if grad_entropy is None:
+                    grad = log_p.exp_().mul_(-grad_logprobs[tokens, None])
+                else:
+                    share = (log_p + entropy[tokens, None]).mul_(grad_entropy[tokens, None] / ctx.temperature)
+                    grad = share.add_(grad_logprobs[tokens, None]).mul_(log_p.exp_()).neg_()
+                add_at(grad, columns - ids.start, grad_logprobs[tokens])
+                if of_bias is not None:
+                    of_bias[ids] += grad.sum(0)
+                grad = grad.to(hidden.dtype)
+                if of_hidden is not None:
+                    of_hidden[tokens] += linear(grad, weight[ids].T)
+                if of_weight is not None:
+                    of_weight[ids] += linear(grad.T, hidden[tokens].T)
+        if of_hidden is not None:
             ctx.vocabulary.add_up(of_hidden)
         return (
-            of_hidden.to(hidden.dtype) if needs_hidden else None,
+            None if of_hidden is None else of_hidden.to(hidden.dtype),
             None if of_weight is None else of_weight.to(weight.dtype),
             None if of_bias is None else of_bias.to(weight.dtype),
             *(None,) * 4,
         )
 
 
-def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
-    if total.dtype == a.dtype:
-        total.addmm_(a, b)
-    else:
-        total += a @ b
+class _Head(NamedTuple):
+    weight: Tensor
+    bias: Tensor | None
+    temperature: float
+
+    def logits(self, hidden: Tensor, ids: slice) -> Tensor:
+        """Those of some ids, scaled, at least float32; the caller's to change."""
+        logits = linear(hidden, self.weight[ids], None if self.bias is None else self.bias[ids])
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        return logits if self.temperature == 1 else logits.div_(self.temperature)

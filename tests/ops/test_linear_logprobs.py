@@ -45,8 +45,8 @@ def test_by_hand():
     assert found.entropy.tolist() == pytest.approx([0.582203, 0.582203], abs=2e-6)
 
 
-# 256 rows are held at once: none, one, one short of a chunk, a chunk, one more, two chunks and a rest
-@pytest.mark.parametrize("num_tokens", [0, 1, 255, 256, 257, 700])
+# 1024 rows are held at once: none, one, one short of a chunk, a chunk, one more, two chunks and a rest
+@pytest.mark.parametrize("num_tokens", [0, 1, 1023, 1024, 1025, 2100])
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 @pytest.mark.parametrize("with_entropy", [False, True])
 def test_values_and_gradients_equal_the_plain_way(num_tokens, temperature, with_entropy):
@@ -57,7 +57,7 @@ def test_values_and_gradients_equal_the_plain_way(num_tokens, temperature, with_
     expected = torch.autograd.grad(combine(plain, plain_entropy, num_tokens), (hidden, weight))
     found = linear_logprobs(hidden, weight, targets, temperature=temperature, with_entropy=with_entropy)
     gradients = torch.autograd.grad(combine(*found, num_tokens), (hidden, weight))
-    # float64: 700 products of order 10 are summed into the weight's gradient in another order
+    # float64: 2100 products of order 10 are summed into the weight's gradient in another order
     assert torch.allclose(found.logprobs, plain, rtol=0, atol=1e-12)
     assert (found.entropy is None) == (not with_entropy)
     if with_entropy:
@@ -95,6 +95,7 @@ def test_gradient_of_one_result_alone(of):
 @pytest.mark.parametrize("with_entropy", [False, True])
 def test_gradcheck(with_entropy, monkeypatch):
     monkeypatch.setattr("strop.ops.logprobs.CHUNK_TOKENS", 2)  # 5 tokens: two chunks and a rest
+    monkeypatch.setattr("strop.ops.logprobs.CHUNK_IDS", 3)  # and of 4 ids one
     hidden, weight, targets = inputs(5, hidden_size=3, vocab=4)
 
     def call(h, w):
@@ -105,11 +106,13 @@ def test_gradcheck(with_entropy, monkeypatch):
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 64, 10_000])
-def test_the_size_of_a_chunk_does_not_matter(chunk, monkeypatch):
+@pytest.mark.parametrize("ids", [1, 4, 10, 10_000])
+def test_the_size_of_a_chunk_does_not_matter(chunk, ids, monkeypatch):
     hidden, weight, targets = inputs(70)
     before = linear_logprobs(hidden, weight, targets, with_entropy=True)
     expected = torch.autograd.grad(combine(*before, 70), (hidden, weight))
     monkeypatch.setattr("strop.ops.logprobs.CHUNK_TOKENS", chunk)
+    monkeypatch.setattr("strop.ops.logprobs.CHUNK_IDS", ids)
     after = linear_logprobs(hidden, weight, targets, with_entropy=True)
     assert torch.allclose(after.logprobs, before.logprobs, rtol=0, atol=1e-12)
     for mine, theirs in zip(torch.autograd.grad(combine(*after, 70), (hidden, weight)), expected, strict=True):
@@ -118,11 +121,11 @@ def test_the_size_of_a_chunk_does_not_matter(chunk, monkeypatch):
 
 @pytest.mark.parametrize("with_entropy", [False, True])
 def test_all_logits_are_never_held_forward_or_backward(with_entropy):
-    num_tokens, vocab = 2048, 64
+    num_tokens, vocab = 2048, 6000
     hidden, weight, targets = inputs(num_tokens, hidden_size=4, vocab=vocab, dtype=torch.float32)
     with LargestTensor() as largest:
         combine(*linear_logprobs(hidden, weight, targets, with_entropy=with_entropy), num_tokens).backward()
-    assert largest.numel <= 256 * vocab  # one chunk of logits; all of them would be 8 times as many
+    assert largest.numel <= 1024 * 4096  # one chunk of logits; all of them would be 3 times as many
     with LargestTensor() as plain:
         token_logprobs(hidden @ weight.T, targets)
     assert plain.numel == num_tokens * vocab  # the recorder does see what the plain way makes
@@ -183,6 +186,28 @@ def test_arguments_are_left_as_they_were():
 def test_shapes_that_do_not_fit_are_refused(hidden, weight, targets):
     with pytest.raises(ValueError, match="hidden must be T x H"):
         linear_logprobs(torch.zeros(hidden), torch.zeros(weight), torch.zeros(targets, dtype=torch.long))
+
+
+@pytest.mark.parametrize("target", [-1, 11])
+def test_a_target_that_is_no_id_is_refused(target):
+    hidden, weight, targets = inputs(5)
+    targets[3] = target
+    with pytest.raises(ValueError, match=f"targets must be ids from 0 to 10, got .*{target}"):
+        linear_logprobs(hidden, weight, targets)
+
+
+def test_extreme_logits_in_float32(monkeypatch):
+    """Differences first, also over chunks: logsumexp of 1e4 has steps of .001."""
+    hidden, weight, targets = inputs(40)
+    bias = torch.full((11,), -1e4, dtype=F64)
+    exact = token_logprobs(hidden @ weight.T + bias, targets)
+    monkeypatch.setattr("strop.ops.logprobs.CHUNK_IDS", 3)
+    found = linear_logprobs(hidden.float(), weight.float(), targets, bias=bias.float())
+    assert torch.allclose(found.logprobs.double(), exact, rtol=0, atol=5e-3)  # the logits themselves have steps of .001
+    loud = linear_logprobs(hidden.float() * 1e4, weight.float(), targets, with_entropy=True)
+    assert torch.allclose(loud.logprobs.double(), token_logprobs(hidden * 1e4 @ weight.T, targets), rtol=1e-5, atol=0.1)
+    assert loud.entropy.isfinite().all()
+    assert (loud.entropy >= 0).all()
 
 
 @pytest.mark.parametrize("temperature", [0.0, -1.0, float("nan")])

@@ -12,7 +12,7 @@ from strop import ops
 # Shared pieces, public between the files of the room and of no use outside it.
 INSIDE = {"checked", "checked_band", "clamped_log_ratio"}
 INSIDE |= {"checked_sequences", "sequence_sum", "sequence_mean", "zero_where_masked", "GroupStatistics"}
-INSIDE |= {"discounted_sums", "next_values", "VocabularyPart"}
+INSIDE |= {"discounted_sums", "next_values", "VocabularyPart", "summary", "merged", "outcome", "log_softmax_", "add_at"}
 
 
 def public_names():
