@@ -17,6 +17,14 @@ from strop.runtime import rank, ranks
 from strop.trainers.ranks import everywhere
 
 started = []  # by this process, the newest last
+PRELOADED = [  # by the process that ranks are forked from
+    "rank_processes",
+    "tiny_models",
+    "torch.distributed.fsdp",
+    "strop.trainers.together",
+    "strop.trainers.tensor_parallel",
+    "strop.trainers.context_parallel",
+]
 
 
 def _serve(variables):
@@ -46,16 +54,7 @@ class Forked:
 def _context():
     context = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
     if sys.platform == "linux":
-        context.set_forkserver_preload(
-            [
-                "rank_processes",
-                "tiny_models",
-                "torch.distributed.fsdp",
-                "strop.trainers.together",
-                "strop.trainers.tensor_parallel",
-                "strop.trainers.context_parallel",
-            ]
-        )
+        context.set_forkserver_preload(PRELOADED)
     return context
 
 

@@ -20,7 +20,7 @@ from strop.trainers.adamw_updates import AdamWUpdates
 from strop.trainers.adapters import WholeWeights, has_adapters, without_adapters
 from strop.trainers.forward import TokenScorer
 from strop.trainers.layout import LayoutKind
-from strop.trainers.layout_choice import Cutter
+from strop.trainers.layout_choice import Cutter, readable
 from strop.trainers.learner import Learner
 from strop.trainers.ranks import Ranks, everywhere
 from strop.trainers.recompute import Recompute
@@ -69,7 +69,12 @@ class TorchTrainer(Learner):
         self._reference = TokenScorer(*self.ranks.frozen(model)) if copies else None
         self._learning, within = self.ranks.place(model)
         self._policy = TokenScorer(self._learning, within)
-        self._cut = Cutter(self._policy, options.layout, options.max_tokens_per_micro_batch, self.ranks)
+        self._cut = Cutter(
+            self._learning,
+            readable(self._policy, options.layout, self.ranks),
+            options.max_tokens_per_micro_batch,
+            self.ranks,
+        )
         self._recompute = Recompute(self._learning, is_on=options.activation_checkpointing, within=within)
         self._updates = AdamWUpdates(
             {name: p for name, p in self._learning.named_parameters() if p.requires_grad},
