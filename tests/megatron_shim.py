@@ -1,21 +1,14 @@
-"""Megatron-Core on a machine without a GPU: what it asks of CUDA is done on the CPU. It shows wiring and mathematics, nothing of
-CUDA. For tests alone: strop itself refuses to begin."""
+"""Megatron-Core on a machine without a GPU: what it asks of CUDA is done on the CPU. It shows wiring and mathematics, nothing
+of CUDA. For tests alone: strop itself refuses to begin."""
 
-import sys
-import warnings
 from importlib.util import find_spec
-from pathlib import Path
 from unittest.mock import MagicMock
 
 import torch
 
-SITE = Path(__file__).parents[1] / ".venv-megatron"  # where `make test-megatron` puts it
-
 
 def is_there():
-    """Can Megatron-Core be imported, from this environment or from the folder that make fills?"""
-    if SITE.is_dir() and str(SITE) not in sys.path:
-        sys.path.append(str(SITE))
+    """Can Megatron-Core be imported?"""
     return find_spec("megatron") is not None
 
 
@@ -38,7 +31,7 @@ def _cuda_name(type_of):
 
 def install():
     """From now on, in this process."""
-    if getattr(torch, "_is_shimmed", False) or not is_there():
+    if getattr(torch, "_is_shimmed", False):
         return
     torch._is_shimmed = True
     for name in ("zeros", "ones", "empty", "full", "tensor", "arange"):
@@ -46,15 +39,13 @@ def install():
     torch.Tensor.type = _cuda_name(torch.Tensor.type)
     torch.Tensor.cuda = lambda self, *_, **__: self
     torch.cuda.current_device = lambda: torch.device("cpu")
-    torch.cuda.get_rng_state = lambda *_: torch.get_rng_state()
-    torch.cuda.set_rng_state = lambda state, *_: None
     torch.cuda.synchronize = lambda *_: None
     torch.cuda.current_stream = torch.cuda.default_stream = lambda *_: MagicMock()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of what is not installed
-        import megatron.core.tensor_parallel.random as random
-
     from strop.trainers.megatron import environment
 
+    environment.load_megatron()
+    from megatron.core.tensor_parallel import random
+
+    random._get_cuda_rng_state = lambda *_, **__: torch.zeros(0)
     random._set_cuda_rng_state = lambda *_, **__: None
     environment.check_device = lambda device: None

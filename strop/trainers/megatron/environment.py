@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from importlib.util import find_spec
+from typing import Any
 
 import torch
 
@@ -17,14 +19,25 @@ def check_megatron(device: torch.device) -> None:
         raise UserError(
             "trainer.kind = megatron needs the package megatron-core, which is not installed. pip install 'strop[megatron]'."
         )
-    import megatron.core
-
+    megatron = load_megatron()
     if not megatron.core.__version__.startswith(f"{_FAMILY}."):
         raise UserError(
             f"trainer.kind = megatron needs megatron-core {_FAMILY}, found {megatron.core.__version__}. "
             "pip install 'strop[megatron]'."
         )
     check_device(device)
+
+
+def load_megatron() -> Any:
+    """Import all that is used of it, without its words on what else could be installed."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import megatron.core
+        import megatron.core.distributed
+        import megatron.core.models.gpt
+        import megatron.core.optimizer
+        import megatron.core.pipeline_parallel
+    return megatron
 
 
 def check_device(device: torch.device) -> None:

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from strop.config import MegatronTrainerOptions
+from strop.trainers.megatron.environment import load_megatron
 from strop.trainers.ranks import Ranks
 from strop.types import StepMetrics, merge_metrics
 
@@ -76,6 +77,7 @@ class Groups(Ranks):
 def _arrange(tensor_parallel: int, pipeline_parallel: int, *, timeout_s: float) -> None:
     """Megatron-Core's groups, which are the process's; those of ranks that are gone make room."""
     global _arranged
+    load_megatron()
     from megatron.core import parallel_state
 
     wanted = dist.group.WORLD, tensor_parallel, pipeline_parallel

@@ -110,6 +110,7 @@ def _config(shape: Shape, options: MegatronTrainerOptions, dtype: torch.dtype) -
         perform_initialization=False,
         calculate_per_token_loss=True,  # gradients are summed: token weights belong to the whole step
         deallocate_pipeline_outputs=False,
+        cuda_graph_scope=[],  # its default warns that it is an old one
         **(recompute if options.activation_checkpointing else {}),
     )
 
@@ -135,12 +136,13 @@ def _layers(shape: Shape, number: int) -> Any:
         q_layernorm=norm,
         k_layernorm=norm,
     )
+    mlp = MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear)
     layer = TransformerLayerSubmodules(
         input_layernorm=WrappedTorchNorm,
         self_attention=ModuleSpec(SelfAttention, params={"attn_mask_type": AttnMaskType.causal}, submodules=attention),
         self_attn_bda=get_bias_dropout_add,
         pre_mlp_layernorm=WrappedTorchNorm,
-        mlp=ModuleSpec(MLP, submodules=MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear)),
+        mlp=ModuleSpec(MLP, params={"ffn_hidden_size": shape.mlp_width}, submodules=mlp),
         mlp_bda=get_bias_dropout_add,
     )
     return TransformerBlockSubmodules([ModuleSpec(TransformerLayer, submodules=layer)] * number, WrappedTorchNorm)

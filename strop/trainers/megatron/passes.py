@@ -52,6 +52,7 @@ class Passes:
             tokens, positions = (tensor.to(self.device) for tensor in (laid.input_ids, laid.position_ids))
             return network(tokens, positions, None), partial(self._kept, work, part, laid)
 
+        self.network.train(learns)  # it drops nothing out; layers keep their inputs alone only where they learn
         longest = max(parts, key=lambda part: max(part.lengths))
         with explaining(self._model, longest, "padded"), torch.set_grad_enabled(learns):
             return get_forward_backward_func()(
