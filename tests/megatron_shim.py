@@ -1,6 +1,7 @@
 """Megatron-Core on a machine without a GPU: what it asks of CUDA is done on the CPU. It shows wiring and mathematics, nothing
 of CUDA. For tests alone: strop itself refuses to begin."""
 
+import sys
 from importlib.util import find_spec
 from unittest.mock import MagicMock
 
@@ -21,6 +22,17 @@ def _on_cpu(make):
     return made
 
 
+class _Torch:
+    """torch as Megatron-Core's modules see it: what they make on a GPU is made on the CPU."""
+
+    def __init__(self):
+        for name in ("zeros", "ones", "empty", "full", "tensor", "arange"):
+            setattr(self, name, _on_cpu(getattr(torch, name)))
+
+    def __getattr__(self, name):
+        return getattr(torch, name)
+
+
 def _cuda_name(type_of):
     def named(self, *args, **more):
         found = type_of(self, *args, **more)
@@ -34,8 +46,6 @@ def install():
     if getattr(torch, "_is_shimmed", False):
         return
     torch._is_shimmed = True
-    for name in ("zeros", "ones", "empty", "full", "tensor", "arange"):
-        setattr(torch, name, _on_cpu(getattr(torch, name)))
     torch.Tensor.type = _cuda_name(torch.Tensor.type)
     torch.Tensor.cuda = lambda self, *_, **__: self
     torch.cuda.current_device = lambda: torch.device("cpu")
@@ -48,4 +58,8 @@ def install():
 
     random._get_cuda_rng_state = lambda *_, **__: torch.zeros(0)
     random._set_cuda_rng_state = lambda *_, **__: None
+    seen = _Torch()
+    for name, module in list(sys.modules.items()):
+        if name.startswith("megatron.") and getattr(module, "torch", None) is torch:
+            module.torch = seen
     environment.check_device = lambda device: None

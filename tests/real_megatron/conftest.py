@@ -14,7 +14,11 @@ def pytest_collection_modifyitems(config, items):
         if item.path.parent.name == "real_megatron":
             if not config.getoption("--megatron"):
                 item.add_marker(pytest.mark.skip(reason="puts the CPU in CUDA's place: make test-megatron"))
-            for kind in ("UserWarning", "DeprecationWarning", "FutureWarning"):  # Megatron-Core's own, of how it calls itself
+            for kind in (
+                "UserWarning",
+                "DeprecationWarning",
+                "FutureWarning",
+            ):  # Megatron-Core's own, of how it calls itself
                 item.add_marker(pytest.mark.filterwarnings(f"ignore::{kind}"))
 
 

@@ -5,6 +5,8 @@ from unittest.mock import patch
 
 import rank_processes
 import torch
+from safetensors.torch import load
+from trainers.made_batches import saved_state
 from trainers.test_several_processes import check_equal, check_same_weights, objective_of, rows
 
 from strop.config import MegatronTrainerOptions, TorchTrainerOptions
@@ -66,6 +68,19 @@ def check_steps(one, many, *, num_steps=5):
     check_logprobs(one, many)
     for found, wanted in zip(many.token_losses(rows(3), objective), one.token_losses(rows(3), objective), strict=True):
         torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+
+
+def check_gradients(one, many, folder):
+    """AdamW's moments after one step, of each weight: a tenth of its gradient, and a twentieth of the square."""
+    steps(one, 0, 1)
+    steps(many, 0, 1)
+    found, wanted = (saved_state(trainer, folder / name) for name, trainer in (("many", many), ("one", one)))
+    found, wanted = (load(files["optimizer.safetensors"]) for files in (found, wanted))
+    assert found.keys() == wanted.keys()
+    for name, moment in wanted.items():
+        torch.testing.assert_close(
+            found[name], moment, rtol=1e-4, atol=1e-6, msg=lambda text, name=name: f"{name}: {text}"
+        )
 
 
 def check_logprobs(one, many, **more):

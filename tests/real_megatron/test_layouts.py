@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 import tiny_models
 import torch
-from real_megatron.equal_trainers import batch_of, bits, check_comes_back, check_steps, opened, steps
+from real_megatron.equal_trainers import batch_of, bits, check_comes_back, check_gradients, check_steps, opened, steps
 from trainers.made_batches import same_tensors, saved_state
 from trainers.test_several_processes import check_same_weights, objective_of
 
@@ -37,6 +37,11 @@ def test_five_steps_are_those_of_the_trainer_torch(pairs, name):
 
 
 @of_all_models
+def test_gradients_are_those_of_the_trainer_torch(pairs, name, tmp_path):
+    check_gradients(*pairs.both(getattr(tiny_models, name)), tmp_path)
+
+
+@of_all_models
 def test_weights_come_back_bit_for_bit(pairs, name):
     check_comes_back(pairs, getattr(tiny_models, name))
 
@@ -53,7 +58,9 @@ def test_ranks_without_a_sequence_wait_for_the_others(pairs):
     one, many = pairs.both(tiny_models.llama)
     objective = objective_of()
     batch = batch_of(0, objective).select([0])
-    assert many.step(batch, objective)["loss"].value == pytest.approx(one.step(batch, objective)["loss"].value, rel=1e-5)
+    assert many.step(batch, objective)["loss"].value == pytest.approx(
+        one.step(batch, objective)["loss"].value, rel=1e-5
+    )
     check_same_weights(one, many)
 
 

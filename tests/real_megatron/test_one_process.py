@@ -5,7 +5,15 @@ from dataclasses import replace
 import pytest
 import tiny_models
 import torch
-from real_megatron.equal_trainers import batch_of, check_comes_back, check_logprobs, check_steps, opened, steps
+from real_megatron.equal_trainers import (
+    batch_of,
+    check_comes_back,
+    check_gradients,
+    check_logprobs,
+    check_steps,
+    opened,
+    steps,
+)
 from trainers.test_several_processes import objective_of, rows
 
 from strop.types import GuardError, UserError
@@ -22,6 +30,10 @@ def test_steps_are_those_of_the_trainer_torch(pairs, name):
     one, many = pairs.both(getattr(tiny_models, name), keeps_reference=True)
     check_steps(one, many)
     check_logprobs(one, many, model="reference")
+
+
+def test_gradients_are_those_of_the_trainer_torch(pairs, tmp_path):
+    check_gradients(*pairs.both(tiny_models.qwen2), tmp_path)
 
 
 def test_weights_come_back_bit_for_bit(pairs):
