@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from strop.algorithms import TrainableTokens
 from strop.config import RewardOptions, SFTConfig, TrainConfig
@@ -112,17 +113,19 @@ def probe_sft(config: SFTConfig) -> Outcome:
 
 
 def _watched(work: Callable[[], object]) -> Outcome:
-    """What can be seen of a run from outside of its folder: its threads, its forward passes, and how it ended."""
-    shapes, threads = Counter[tuple[int, ...]](), torch.get_num_threads()
+    """What can be seen of a run from outside of its folder: its threads, its forward passes, how many weights its optimizers
+    move, and how it ended."""
+    shapes, moved, threads = Counter[tuple[int, ...]](), set[int](), torch.get_num_threads()
     error, is_guard = "", False
-    with _no_logging(), _counting_forward_passes(shapes):
+    with _no_logging(), _counting_forward_passes(shapes), _counting_what_moves(moved):
         try:
             work()
         except StropError as stopped:
             error, is_guard = _PORT.sub("", str(stopped)), isinstance(stopped, GuardError)
     used = torch.get_num_threads()
     torch.set_num_threads(threads)
-    return Outcome(others={"threads": used, "forward passes": shapes}, error=error, is_guard=is_guard)
+    others = {"threads": used, "forward passes": shapes, "optimizer": sorted(moved)}
+    return Outcome(others=others, error=error, is_guard=is_guard)
 
 
 def probe_broken_losses(config: TrainConfig) -> Outcome:
@@ -249,10 +252,25 @@ def _counting_forward_passes(shapes: Counter[tuple[int, ...]]) -> Iterator[None]
     done twice."""
 
     def see(module: torch.nn.Module, given: tuple[Any, ...]) -> None:
-        if isinstance(module, torch.nn.Embedding | torch.nn.Linear) and given:
+        weight = module._parameters.get("weight")
+        if weight is not None and weight.dim() == 2 and given and isinstance(given[0], Tensor):
             shapes[tuple(given[0].shape)] += 1
 
     handle = torch.nn.modules.module.register_module_forward_pre_hook(see)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+@contextmanager
+def _counting_what_moves(numbers: set[int]) -> Iterator[None]:
+    """How many weights, or masters of weights, optimizers of this process move in a step."""
+
+    def see(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        numbers.add(sum(p.numel() for group in optimizer.param_groups for p in group["params"]))
+
+    handle = register_optimizer_step_pre_hook(see)
     try:
         yield
     finally:

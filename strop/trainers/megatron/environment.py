@@ -11,6 +11,10 @@ import torch
 from strop.types import UserError
 
 _FAMILY = "0.16"
+_CHATTER = (  # of how it calls torch, which a user cannot change
+    r"The \.grad attribute of a Tensor that is not a leaf Tensor",
+    r"`torch\.distributed\.\w+` is deprecated",
+)
 
 
 def check_megatron(device: torch.device) -> None:
@@ -30,6 +34,8 @@ def check_megatron(device: torch.device) -> None:
 
 def load_megatron() -> Any:
     """Import all that is used of it, without its words on what else could be installed."""
+    for message in _CHATTER:
+        warnings.filterwarnings("ignore", message=message)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import megatron.core
