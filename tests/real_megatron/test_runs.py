@@ -65,6 +65,14 @@ def test_a_run_goes_on_in_another_layout_or_with_the_other_trainer(small, runs, 
     check_close(resumed(small, runs, tmp_path, then, *flags), runs["torch"])
 
 
+def test_a_teacher_is_listened_to_as_beside_the_trainer_torch(small, tmp_path):
+    tiny_models.llama(3, vocab_size=11, pad_token_id=0, eos_token_id=1).save_pretrained(tmp_path / "teacher")
+    for path in small.start.glob("token*"):
+        shutil.copy(path, tmp_path / "teacher")
+    flags = ("--distillation.teacher", tmp_path / "teacher")
+    check_close(*(run(small, tmp_path / name, *kind, *flags) for name, kind in (("ours", STAGES), ("theirs", ()))))
+
+
 def test_the_model_at_the_end_is_one_of_transformers(runs):
     from transformers import AutoModelForCausalLM
 
