@@ -5,6 +5,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 import megatron_shim
+import megatron_shimmed
 import pytest
 import rank_processes
 
@@ -26,7 +27,7 @@ def pytest_collection_modifyitems(config, items):
 def cpu_in_place_of_cuda():
     """Here, and in the process that ranks are forked from, which finds the modules of tests by its environment."""
     folders = [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
-    with patch.dict(os.environ, {"PYTHONPATH": os.pathsep.join(filter(None, folders))}):
+    with patch.dict(os.environ, {"PYTHONPATH": os.pathsep.join(filter(None, folders)), megatron_shimmed.ASKED: "1"}):
         rank_processes.PRELOADED.append("megatron_shimmed")
         megatron_shim.install()
         yield
