@@ -9,17 +9,15 @@ import megatron_shimmed
 import pytest
 import rank_processes
 
+CHATTER = ("UserWarning", "DeprecationWarning", "FutureWarning")  # Megatron-Core's, of how it calls itself and torch
+
 
 def pytest_collection_modifyitems(config, items):
     for item in items:
         if item.path.parent.name == "real_megatron":
             if not config.getoption("--megatron"):
                 item.add_marker(pytest.mark.skip(reason="puts the CPU in CUDA's place: make test-megatron"))
-            for kind in (
-                "UserWarning",
-                "DeprecationWarning",
-                "FutureWarning",
-            ):  # Megatron-Core's own, of how it calls itself
+            for kind in CHATTER:
                 item.add_marker(pytest.mark.filterwarnings(f"ignore::{kind}"))
 
 
