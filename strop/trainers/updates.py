@@ -17,11 +17,11 @@ from strop.trainers import state
 from strop.trainers.cutting import Cut
 from strop.trainers.ranks import Ranks
 from strop.trainers.schedule import lr_factor
-from strop.trainers.sharing import RowSizes
 from strop.types import GuardError, Metric, StepMetrics, merge_metrics
 
-# A micro-batch, and what stands in its rows, to its weighted loss, which carries gradient, and its metrics.
-WeightedLoss = Callable[[Batch, RowSizes | None], tuple[Tensor, StepMetrics]]
+# A micro-batch, with what a kind of trainer knows of it (such as what stands in its rows), to its weighted loss, which carries
+# gradient, and its metrics.
+WeightedLoss = Callable[..., tuple[Tensor, StepMetrics]]
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ def test_five_steps_are_those_of_the_trainer_torch(pairs, name):
 
 @of_all_models
 def test_gradients_are_those_of_the_trainer_torch(pairs, name, tmp_path):
-    check_gradients(*pairs.both(getattr(tiny_models, name)), tmp_path)
+    check_gradients(*pairs.both(getattr(tiny_models, name), max_grad_norm=1e9), tmp_path)
 
 
 @of_all_models

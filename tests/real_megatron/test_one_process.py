@@ -33,7 +33,7 @@ def test_steps_are_those_of_the_trainer_torch(pairs, name):
 
 
 def test_gradients_are_those_of_the_trainer_torch(pairs, tmp_path):
-    check_gradients(*pairs.both(tiny_models.qwen2), tmp_path)
+    check_gradients(*pairs.both(tiny_models.qwen2, max_grad_norm=1e9), tmp_path)
 
 
 def test_weights_come_back_bit_for_bit(pairs):

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from safetensors.torch import save_file
@@ -27,10 +27,13 @@ from strop.trainers.megatron.passes import Passes
 from strop.trainers.megatron.places import Exchange, Place, find_places
 from strop.trainers.megatron.shape import Shape
 from strop.trainers.megatron.updates import MegatronUpdates
-from strop.trainers.ranks import Ranks, everywhere
+from strop.trainers.ranks import everywhere
 from strop.trainers.rows import are_equal, gap, row_batch
 from strop.trainers.torch_trainer import REFERENCE_FILE
 from strop.types import Metric, StepMetrics, UserError, WeightSource
+
+if TYPE_CHECKING:
+    from strop.trainers.together import TogetherRanks
 
 
 class MegatronTrainer(Learner):
@@ -64,7 +67,7 @@ class MegatronTrainer(Learner):
         max_logprob_gap: float = math.inf,
         keeps_reference: bool = False,
         watch: Callable[[StepMetrics], None] = lambda metrics: None,
-        ranks: Ranks,
+        ranks: TogetherRanks,
     ) -> None:
         self._shape = Shape.of(model)
         self._shape.check_divides(options)
@@ -111,11 +114,6 @@ class MegatronTrainer(Learner):
                 )
 
         self._groups.first(compare)
-
-    @everywhere
-    def set_total_steps(self, total_steps: int) -> None:
-        """The length of the schedule, where it shows only after the trainer was made."""
-        self._updates.total_steps = total_steps
 
     @everywhere
     def publish(self) -> None:

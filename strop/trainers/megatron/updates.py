@@ -15,8 +15,9 @@ from strop.config import MegatronTrainerOptions
 from strop.data.batch import Batch
 from strop.trainers import state
 from strop.trainers.cutting import Cut
+from strop.trainers.layout import Layout
 from strop.trainers.megatron.groups import Groups
-from strop.trainers.megatron.passes import Passes, Work
+from strop.trainers.megatron.passes import Passes
 from strop.trainers.megatron.places import Exchange, Place
 from strop.trainers.updates import Moment, Updates, WeightedLoss
 from strop.types import Metric, StepMetrics
@@ -92,12 +93,11 @@ class MegatronUpdates(Updates):
         """Gradients of these parts, summed over all ranks that have the same weights."""
         from megatron.core.distributed import finalize_model_grads
 
-        def work(*given: Any) -> tuple[Tensor, StepMetrics]:
-            loss, metrics = weighted_loss(*given)
+        def work(part: Batch, laid: Layout, hidden: Tensor) -> tuple[Tensor, StepMetrics]:
+            loss, metrics = weighted_loss(part, laid, hidden)
             return loss, metrics | {"loss": Metric("sum", float(loss.detach()))}
 
-        chosen: Work = work
-        found = self._passes.run(parts, chosen, through=self._wrapped, learns=True)
+        found = self._passes.run(parts, work, through=self._wrapped, learns=True)
         finalize_model_grads([self._wrapped])
         return found
 
@@ -155,7 +155,8 @@ class MegatronUpdates(Updates):
         self._forget_moments()
         for name, found in self._remembered.moments.items():
             main = mains[int(name)]
-            self.optimizer.state[main] |= {key: value.to(main.device, copy=True) for key, value in found.items()}
+            for key, value in found.items():  # a count of steps stays on the host
+                self.optimizer.state[main][key] = value.to(main.device if value.dim() else "cpu", copy=True)
 
     def _local(self, of: Callable[[Tensor], Tensor | None]) -> Callable[[nn.Parameter], Tensor | None]:
         """What this rank has of a parameter's weights or moments, as large as the parameter."""
