@@ -90,7 +90,7 @@ test-ray: .venv/ray.stamp
 	$(BIN)/python -m pip install --quiet --editable ".[ray]"
 	@touch $@
 
-# With Megatron-Core, whose calls of CUDA a shim does on the CPU, over up to four processes; three minutes.
+# With Megatron-Core, whose calls of CUDA a shim does on the CPU, over up to four processes; two minutes.
 test-megatron: .venv/dev.stamp
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/real_megatron --megatron
 

@@ -148,13 +148,7 @@ class MegatronTrainer(Learner):
 
     @everywhere
     def step(self, batch: Batch, objective: Objective) -> StepMetrics:
-        """One optimizer step on the whole batch, in micro-batches; the sum of weight x loss over all of them.
-
-        Raises:
-            GuardError: before the optimizer moves: a loss or gradient that is not finite (naming the sequences), or a
-                gap between engine and trainer above its bound.
-            ModelError: before the optimizer moves: a micro-batch that does not fit memory.
-        """
+        """One optimizer step on the whole batch, as TorchTrainer's, which raises the same."""
         if not batch.loss_mask.any():
             return {"skipped_steps": Metric("sum", 1.0)}
         return self._updates.step(batch, self._cut(batch), partial(self._weighted_loss, objective), self._guard)
@@ -181,12 +175,7 @@ class MegatronTrainer(Learner):
     @everywhere
     @torch.no_grad()
     def token_losses(self, batch: Batch, objective: Objective) -> tuple[Tensor, Tensor]:
-        """Log-probabilities as they are now and unreduced losses, both [T] with 0 in masked slots, for reading.
-
-        Args:
-            batch: one that fits memory, ready for `step`.
-            objective: as for `step`.
-        """
+        """Log-probabilities and unreduced losses of a batch that fits memory, both [T], as TorchTrainer's."""
         found = torch.zeros(2, len(batch.tokens))
 
         def work(part: Batch, laid: Layout, hidden: Tensor) -> tuple[Tensor, None]:
