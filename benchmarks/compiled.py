@@ -53,7 +53,7 @@ def measure(shape: dict[str, int], repeats: int) -> list[str]:
     config = LlamaConfig(**shape, vocab_size=32, max_position_embeddings=256)
     model = LlamaForCausalLM(config).eval()
     scorer = TokenScorer(model)
-    cutter = Cutter(scorer, "padded", 4096)
+    cutter = Cutter(scorer.model, ["padded"], 4096)
     batch = batch_of((1, 1), argparse.Namespace(size=90, groups=2))
     plain = model.model.forward
     compiled: Any = torch.compile(plain, dynamic=True)

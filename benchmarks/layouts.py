@@ -25,7 +25,8 @@ from rich.table import Table
 
 from strop.data import Batch, build_batch
 from strop.trainers.forward import TokenScorer
-from strop.trainers.layout_choice import Cutter
+from strop.trainers.layout_choice import Cutter, readable
+from strop.trainers.ranks import Ranks
 from strop.types import Prompt, Rollout
 
 SAMPLES, LAYOUTS, RATIOS = 8, ("padded", "packed", "shared", "auto"), ((4, 1), (1, 1), (1, 8))
@@ -75,7 +76,7 @@ def batch_of(ratio: tuple[int, int], given: argparse.Namespace) -> Batch:
 def measure(model: Any, batch: Batch, repeats: int) -> list[str]:
     """Cells of a row of the table; the gradients of all layouts are compared first (float32, sums in another order)."""
     scorer = TokenScorer(model)
-    cutters = {name: Cutter(scorer, name, 4096) for name in LAYOUTS}
+    cutters = {name: Cutter(scorer.model, readable(scorer, name, Ranks()), 4096) for name in LAYOUTS}
     gradients = {name: passes(model, scorer, cutter, batch)[1] for name, cutter in cutters.items()}
     for name, gradient in gradients.items():
         off = float((gradient - gradients["padded"]).abs().max() / gradients["padded"].abs().max())

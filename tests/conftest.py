@@ -17,6 +17,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--gpus", type=int, default=None, help="run only the tests that need exactly so many GPUs")
     parser.addoption("--vllm", default=None, help="Python of an environment with vLLM: run the tests against it")
     parser.addoption("--ray", action="store_true", help="run the tests that start a Ray cluster")
+    parser.addoption("--megatron", action="store_true", help="run the tests with Megatron-Core, on the CPU")
     parser.addoption("--vllm-model", default=None, help="model folder for these; a small one is made without it")
 
 

@@ -11,7 +11,7 @@ from unittest.mock import patch
 MOST_S = 300.0  # what is waited for comes long before, on whatever machine
 
 
-PRELOADED = (
+PRELOADED = [
     "rank_processes",
     "tiny_models",
     "strop.cli",
@@ -21,7 +21,7 @@ PRELOADED = (
     "strop.trainers.together",
     "strop.trainers.tensor_parallel",
     "strop.trainers.context_parallel",
-)
+]
 
 
 def context():
@@ -29,7 +29,7 @@ def context():
     if sys.platform != "linux":
         return multiprocessing.get_context("spawn")
     found = multiprocessing.get_context("forkserver")
-    found.set_forkserver_preload(list(PRELOADED))
+    found.set_forkserver_preload(PRELOADED)
     # Python 3.11 hands it no path of this process, and says nothing of what it then does not find.
     with patch.dict(os.environ, PYTHONPATH=os.pathsep.join(filter(None, sys.path))):
         forkserver.ensure_running()

@@ -27,7 +27,9 @@ from strop.config.sampling import RewardOptions, RolloutOptions
 from strop.config.train_rules import warmup_fits
 from strop.config.training import (
     AdamWOptions,
+    MegatronTrainerOptions,
     ModelOptions,
+    ProcessesOptions,
     RunOptions,
     TorchTrainerOptions,
 )
@@ -52,10 +54,12 @@ __all__ = [
     "KLOptions",
     "LengthPenaltyOptions",
     "LossOptions",
+    "MegatronTrainerOptions",
     "ModelOptions",
     "Options",
     "PPOClipOptions",
     "ParquetOptions",
+    "ProcessesOptions",
     "ReasoningGymOptions",
     "RewardOptions",
     "RolloutOptions",

@@ -33,6 +33,7 @@ from strop.config.training import (
     SFTRunOptions,
     SFTTrainerOptions,
     TorchTrainerOptions,
+    TrainerOptions,
     TrainRunOptions,
 )
 from strop.config.tree import walk
@@ -88,7 +89,7 @@ class TrainConfig(RootConfig):
     curriculum: CurriculumOptions = NoCurriculumOptions()
     algorithm: AlgorithmOptions = AlgorithmOptions()
     distillation: DistillationOptions = DistillationOptions()
-    trainer: TorchTrainerOptions = TorchTrainerOptions()
+    trainer: TrainerOptions = TorchTrainerOptions()
     lora: LoraOptions = LoraOptions()
     critic: CriticOptions = CriticOptions()
     engine: EngineOptions = TorchEngineOptions()

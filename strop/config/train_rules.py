@@ -14,7 +14,7 @@ from strop.config.engine import VLLM_HOTTEST, TorchEngineOptions
 from strop.config.filtering import PerTokenPenaltyOptions, SoftOverlongOptions
 from strop.config.lora import LoraOptions
 from strop.config.sampling import FunctionRewardOptions, SlimeRewardOptions, rewarded_per
-from strop.config.training import AdamWOptions, ModelOptions, TorchTrainerOptions
+from strop.config.training import AdamWOptions, MegatronTrainerOptions, ModelOptions, ProcessesOptions
 
 if TYPE_CHECKING:
     from strop.config.root import TrainConfig
@@ -33,6 +33,12 @@ def problems(config: TrainConfig) -> Iterator[Problem]:
     yield from _engine(config)
     yield from _scorers(config)
     yield from processes_fit(config.trainer, config.model, config.lora)
+    if config.has_critic and isinstance(config.trainer, MegatronTrainerOptions):
+        yield Problem(
+            "trainer.kind",
+            f"must be torch with algorithm.advantage.kind = {config.algorithm.advantage.kind}, got megatron: a critic is not "
+            "made of Megatron-Core's layers here.",
+        )
 
 
 def _engine(config: TrainConfig) -> Iterator[Problem]:
@@ -108,19 +114,27 @@ def warmup_fits(table: str, options: AdamWOptions, num_optimizer_steps: int, pro
         )
 
 
-def processes_fit(trainer: TorchTrainerOptions, model: ModelOptions, lora: LoraOptions) -> Iterator[Problem]:
+def processes_fit(trainer: ProcessesOptions, model: ModelOptions, lora: LoraOptions) -> Iterator[Problem]:
     """Several processes on one device, and what of a model they can divide."""
-    if trainer.tensor_parallel > 1 and lora.is_on:
+    is_megatron = isinstance(trainer, MegatronTrainerOptions)
+    if is_megatron and lora.is_on:
+        yield Problem(
+            "lora.rank",
+            f"must be none with trainer.kind = megatron, got {lora.rank}: Megatron-Core's layers have no adapters here. "
+            "trainer.kind = torch has them.",
+        )
+    elif trainer.tensor_parallel > 1 and lora.is_on:
         yield Problem(
             "trainer.tensor_parallel",
             f"must be 1 with lora.rank = {lora.rank}, got {trainer.tensor_parallel}: adapters are not divided. "
             "trainer.num_processes alone shares the weights below them.",
         )
-    if trainer.num_processes > 1 and model.device.startswith("cuda:"):
+    if (trainer.num_processes > 1 or is_megatron) and model.device.startswith("cuda:"):
+        beside = "trainer.kind = megatron" if is_megatron else f"trainer.num_processes = {trainer.num_processes}"
         yield Problem(
             "model.device",
-            f"must be auto, cuda or cpu with trainer.num_processes = {trainer.num_processes}, got {model.device}: each process "
-            "takes the GPU of its own number. CUDA_VISIBLE_DEVICES says which there are.",
+            f"must be auto, cuda or cpu with {beside}, got {model.device}: each process takes the GPU of its own number. "
+            "CUDA_VISIBLE_DEVICES says which there are.",
         )
 
 

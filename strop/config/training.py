@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -50,19 +50,14 @@ class AdamWOptions(Options):
         yield from not_negligible("weight_decay", self.weight_decay)
 
 
-class TorchTrainerOptions(AdamWOptions):
-    """AdamW in one process or in several. Schedules count optimizer steps."""
+class ProcessesOptions(AdamWOptions):
+    """Of every trainer: AdamW, and the processes that share its work. Schedules count optimizer steps."""
 
-    kind: Literal["torch"] = "torch"
+    kind: Any  # a word of its own in each kind, as the two below
     max_tokens_per_micro_batch: int = Field(
         default=4096,
         ge=1,
         description="Token positions of one forward pass, padding included; a longer sequence goes alone.",
-    )
-    layout: Literal["auto", "padded", "packed", "shared"] = Field(
-        default="auto",
-        description="Rows of a micro-batch: padded to like length, packed with sequences end to end, or shared, where a prompt "
-        "stands once before all its responses; auto takes for each step what costs least of those that the model can read.",
     )
     activation_checkpointing: bool = Field(
         default=False,
@@ -73,8 +68,8 @@ class TorchTrainerOptions(AdamWOptions):
         default=1,
         ge=1,
         le=4096,
-        description="Processes that share weights, optimizer and the passes of a step (FSDP2), one a GPU; strop starts them on "
-        "this machine. Under torchrun leave it out: there it is the number of processes launched.",
+        description="Processes that share weights, optimizer and the passes of a step, one a GPU; strop starts them on this "
+        "machine. Under torchrun leave it out: there it is the number of processes launched.",
     )
     tensor_parallel: int = Field(
         default=1,
@@ -83,14 +78,6 @@ class TorchTrainerOptions(AdamWOptions):
         description="Of the processes, how many divide each layer, the embedding and the head among them and make the same "
         "passes: each has 1/n of every matrix. Must divide trainer.num_processes and the model's heads; 1 means that a process "
         "has whole layers within a pass.",
-    )
-    context_parallel: int = Field(
-        default=1,
-        ge=1,
-        le=64,
-        description="Of the processes, how many divide the tokens of every row among them, for long sequences: each keeps 1/n "
-        "of the activations, and has all tokens of 1/n of the heads in attention. Must divide the model's heads, and, times "
-        "trainer.tensor_parallel, trainer.num_processes.",
     )
     process_timeout_s: float = Field(
         default=600.0,
@@ -107,24 +94,6 @@ class TorchTrainerOptions(AdamWOptions):
         "share of them beside others.",
     )
 
-    def problems(self) -> Iterator[Problem]:
-        yield from super().problems()
-        if self.num_processes % (self.tensor_parallel * self.context_parallel):
-            key, beside = "tensor_parallel", ""
-            if self.context_parallel > 1:
-                key, beside = "context_parallel", f", times trainer.tensor_parallel = {self.tensor_parallel},"
-            yield Problem(
-                key,
-                f"must{beside} divide trainer.num_processes = {self.num_processes}, got {getattr(self, key)}. Set both, "
-                "under a launcher too.",
-            )
-        if self.context_parallel > 1 and self.layout not in ("auto", "padded"):
-            yield Problem(
-                "layout",
-                f"must be padded or auto with trainer.context_parallel = {self.context_parallel}, got {self.layout}: a row "
-                "that is divided has one sequence.",
-            )
-
     def idle(self) -> Iterator[Idle]:
         if self.num_processes == 1:
             yield Idle("process_timeout_s", "is only used when trainer.num_processes is above 1")
@@ -132,6 +101,92 @@ class TorchTrainerOptions(AdamWOptions):
     def warnings(self) -> Iterator[str]:
         if self.warmup_steps == 1 and self.lr_schedule == "constant":
             yield "trainer.warmup_steps = 1 is the same as 0: the only step of the warm-up has the whole learning rate."
+
+    def _divides(self, other: str) -> Iterator[Problem]:
+        """Processes that divide layers, times those that divide something else, must divide all."""
+        number = getattr(self, other)
+        if self.num_processes % (self.tensor_parallel * number):
+            key, beside = "tensor_parallel", ""
+            if number > 1:
+                key, beside = other, f", times trainer.tensor_parallel = {self.tensor_parallel},"
+            yield Problem(
+                key,
+                f"must{beside} divide trainer.num_processes = {self.num_processes}, got {getattr(self, key)}. Set both, "
+                "under a launcher too.",
+            )
+
+
+class TorchTrainerOptions(ProcessesOptions):
+    """AdamW in one process or in several (FSDP2)."""
+
+    why_not: ClassVar[dict[str, str]] = {
+        "pipeline_parallel": "has none: trainer.num_processes shares weights, layer by layer, and batches",
+        "distributed_optimizer": "has none: trainer.num_processes shares what the optimizer remembers, always",
+    }
+
+    kind: Literal["torch"] = "torch"
+    layout: Literal["auto", "padded", "packed", "shared"] = Field(
+        default="auto",
+        description="Rows of a micro-batch: padded to like length, packed with sequences end to end, or shared, where a prompt "
+        "stands once before all its responses; auto takes for each step what costs least of those that the model can read.",
+    )
+    context_parallel: int = Field(
+        default=1,
+        ge=1,
+        le=64,
+        description="Of the processes, how many divide the tokens of every row among them, for long sequences: each keeps 1/n "
+        "of the activations, and has all tokens of 1/n of the heads in attention. Must divide the model's heads, and, times "
+        "trainer.tensor_parallel, trainer.num_processes.",
+    )
+
+    def problems(self) -> Iterator[Problem]:
+        yield from super().problems()
+        yield from self._divides("context_parallel")
+        if self.context_parallel > 1 and self.layout not in ("auto", "padded"):
+            yield Problem(
+                "layout",
+                f"must be padded or auto with trainer.context_parallel = {self.context_parallel}, got {self.layout}: a row "
+                "that is divided has one sequence.",
+            )
+
+
+class MegatronTrainerOptions(ProcessesOptions):
+    """AdamW on a model made of Megatron-Core's layers, in one process a GPU: an extra, strop[megatron]. Rows are padded."""
+
+    why_not: ClassVar[dict[str, str]] = {
+        "layout": "has none: its rows are padded to like length",
+        "context_parallel": "has none: trainer.tensor_parallel and trainer.pipeline_parallel divide a model there",
+    }
+
+    kind: Literal["megatron"] = "megatron"
+    pipeline_parallel: int = Field(
+        default=1,
+        ge=1,
+        le=256,
+        description="Of the processes, how many have a run of the layers each, one after the other, and send hidden states on: "
+        "micro-batches pass through them in turn. Must divide the model's layers, and, times trainer.tensor_parallel, "
+        "trainer.num_processes; the processes beyond that share a batch.",
+    )
+    distributed_optimizer: bool = Field(
+        default=True,
+        description="Of the processes that share a batch each keeps the moments, and beside bfloat16 weights the float32 ones, "
+        "of its part of the weights alone; false: each keeps all of them.",
+    )
+
+    def problems(self) -> Iterator[Problem]:
+        yield from super().problems()
+        yield from self._divides("pipeline_parallel")
+
+    def idle(self) -> Iterator[Idle]:
+        yield from super().idle()
+        if self.num_processes == self.tensor_parallel * self.pipeline_parallel:
+            yield Idle(
+                "distributed_optimizer",
+                "is only used when trainer.num_processes is above trainer.tensor_parallel x trainer.pipeline_parallel",
+            )
+
+
+TrainerOptions = Annotated[TorchTrainerOptions | MegatronTrainerOptions, Field(discriminator="kind")]
 
 
 class SFTTrainerOptions(TorchTrainerOptions):

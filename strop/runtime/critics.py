@@ -8,7 +8,7 @@ from typing import Any
 
 from safetensors.torch import load_file, save_file
 
-from strop.config import ModelOptions, TrainConfig
+from strop.config import ModelOptions, TorchTrainerOptions, TrainConfig
 from strop.runtime.models import (
     VALUE_HEAD,
     LoadedModel,
@@ -35,6 +35,7 @@ def open_critic(
     """
     if not config.has_critic:
         return None
+    assert isinstance(config.trainer, TorchTrainerOptions)  # the options refuse another beside a critic
     path = config.critic.path
     model = ValueModel(body_of(policy.model)) if path is None else _load(path, config, policy, note)
     return ranks.make(TorchCritic, model, config.critic, config.trainer, total_steps=config.num_critic_steps)

@@ -37,7 +37,8 @@ _MAY_CHANGE = (
 )
 _MAY_CHANGE += ("trainer.num_threads", "trainer.max_tokens_per_micro_batch", "trainer.layout")
 _MAY_CHANGE += ("trainer.activation_checkpointing", "trainer.num_processes", "trainer.process_timeout_s")
-_MAY_CHANGE += ("trainer.tensor_parallel", "trainer.context_parallel")
+_MAY_CHANGE += ("trainer.kind", "trainer.tensor_parallel", "trainer.context_parallel")
+_MAY_CHANGE += ("trainer.pipeline_parallel", "trainer.distributed_optimizer")
 _MAY_CHANGE += ("rollout.max_tokens_in_flight", "rollout.timeout_s", "rollout.num_scorers", "filter.max_rounds")
 _MAY_CHANGE += ("distillation.request_timeout_s", "distillation.num_retries")
 # Names that others begin with. What they bring is compared: a teacher by its weights.

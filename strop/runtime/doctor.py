@@ -12,8 +12,10 @@ from pathlib import Path
 from strop import __version__
 from strop.config import SGLangEngineOptions, VLLMEngineOptions
 from strop.rewards.jail import Jail, describe
+from strop.runtime.models import choose_device
 from strop.runtime.ranks import check_several
-from strop.types import ConfigError, RewardError
+from strop.trainers.megatron import check_megatron
+from strop.types import ConfigError, RewardError, UserError
 
 _PACKAGES = ("torch", "transformers", "safetensors", "pydantic", "math-verify", "pyarrow", "reasoning-gym", "peft")
 
@@ -39,6 +41,7 @@ def examine() -> Iterator[str]:
     yield f"  sglang  yes: {_about_servers(SGLangEngineOptions().python, 'pip install sglang into .venv-sglang')}"
     yield "trainers:"
     yield f"  torch   yes: {_about_processes()}"
+    yield f"  megatron {_about_megatron()}"
     yield f"reward.kind = code: {_about_programs()}"
     if find_spec("reasoning_gym") is None:
         yield "data.kind = reasoning_gym: no; pip install 'strop[tasks]'"
@@ -58,6 +61,14 @@ def _about_processes() -> str:
     except ConfigError as error:
         return f"in one process; {error}"
     return "in one process, or in several (trainer.num_processes)"
+
+
+def _about_megatron() -> str:
+    try:
+        check_megatron(choose_device("auto"))
+    except UserError as error:
+        return f"no: {error}"
+    return "yes: a GPU for each of trainer.num_processes"
 
 
 def _about_programs() -> str:

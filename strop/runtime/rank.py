@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
-from strop.config import TorchTrainerOptions
+from strop.config import ProcessesOptions
 from strop.runtime.models import set_threads
 from strop.types import StropError
 
@@ -96,7 +96,7 @@ def serve(*, timeout_s: float, num_threads: int | None) -> int:
     return 0
 
 
-def serve_if_asked(options: TorchTrainerOptions) -> None:
+def serve_if_asked(options: ProcessesOptions) -> None:
     """In a process that a launcher started beside rank 0: be a rank, and exit when rank 0 lets go."""
     if is_served():
         sys.exit(serve(timeout_s=options.process_timeout_s, num_threads=options.num_threads))

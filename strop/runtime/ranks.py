@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 import torch.distributed as dist
 
-from strop.config import TorchTrainerOptions
+from strop.config import ProcessesOptions, TorchTrainerOptions
 from strop.runtime.rank import (
     CAME,
     LOOPBACK,
@@ -63,7 +63,7 @@ def start_process(variables: dict[str, str]) -> Process:
 
 
 @contextmanager
-def open_ranks(options: TorchTrainerOptions, *, device: torch.device) -> Iterator[Ranks]:
+def open_ranks(options: ProcessesOptions, *, device: torch.device) -> Iterator[Ranks]:
     """The ranks that `[trainer]` asks for, or that a launcher has started, for as long as this lasts.
 
     Args:
@@ -75,15 +75,18 @@ def open_ranks(options: TorchTrainerOptions, *, device: torch.device) -> Iterato
         WaitError: a process did not come up.
     """
     size = num_ranks(options)
-    if size == 1:
-        yield Ranks()
-        return
+    divided = (1, 1)  # of ranks that a trainer arranges itself
+    if isinstance(options, TorchTrainerOptions):
+        if size == 1:
+            yield Ranks()
+            return
+        check_several(size)
+        divided = options.tensor_parallel, options.context_parallel
     if device.type == "cuda" and not is_launched() and torch.cuda.device_count() < size:  # not run in this project's CI
         raise ModelError(
             f"trainer.num_processes must be at most the number of GPUs, {torch.cuda.device_count()}, got {size}. "
             "Each process needs one of its own; set model.device = cpu to do without."
         )
-    check_several(size)
     group = _Others(options.process_timeout_s)
     try:
         with _interface():
@@ -94,8 +97,8 @@ def open_ranks(options: TorchTrainerOptions, *, device: torch.device) -> Iterato
                 size,
                 timeout_s=options.process_timeout_s,
                 lost=group.lost,
-                tensor_parallel=options.tensor_parallel,
-                context_parallel=options.context_parallel,
+                tensor_parallel=divided[0],
+                context_parallel=divided[1],
             )
         yield group.ranks
     finally:
@@ -112,7 +115,7 @@ def check_several(size: int) -> None:
         )
 
 
-def num_ranks(options: TorchTrainerOptions) -> int:
+def num_ranks(options: ProcessesOptions) -> int:
     """How many there are to be.
 
     Raises:

@@ -31,6 +31,7 @@ from strop.runtime.models import has_finite_weights
 from strop.runtime.random_states import restore_random_states, write_random_states
 from strop.runtime.run_folder import RunFolder
 from strop.runtime.session import Collected, Session
+from strop.runtime.trainer_kinds import PolicyTrainer
 from strop.runtime.waiting import (
     metrics_as_json,
     metrics_from_json,
@@ -39,7 +40,7 @@ from strop.runtime.waiting import (
     write_ahead,
     write_waiting,
 )
-from strop.trainers import CRITIC_FILE, REFERENCE_FILE, TorchTrainer
+from strop.trainers import CRITIC_FILE, REFERENCE_FILE
 from strop.types import ConfigError, DataError, Group, GuardError, ModelError, UserError
 
 
@@ -301,7 +302,7 @@ def _other_teachers(
     )
 
 
-def check_base(trainer: TorchTrainer, before: str | None, path: Path) -> None:
+def check_base(trainer: PolicyTrainer, before: str | None, path: Path) -> None:
     """Adapters go on from the model that they were made for, wherever it lies now; raises ModelError for another one."""
     if before != trainer.base_fingerprint:
         raise ModelError(

@@ -30,8 +30,9 @@ from strop.runtime.random_states import random_states
 from strop.runtime.ranks import open_ranks
 from strop.runtime.run_folder import RunFolder
 from strop.runtime.teachers import Teachers, open_teachers
+from strop.runtime.trainer_kinds import PolicyTrainer, check_trainer, trainer_class
 from strop.runtime.writer import CheckpointWriter
-from strop.trainers import TorchCritic, TorchTrainer, WholeWeights, attach_adapters, check_peft
+from strop.trainers import TorchCritic, WholeWeights, attach_adapters, check_peft
 from strop.types import ConfigError, Engine, Group, Prompt, Rollout, StepMetrics, WeightSource
 
 
@@ -90,7 +91,7 @@ class Session(SamplingSession):
     folder: RunFolder
     held_out: tuple[HeldOut, ...]
     objective: PolicyObjective
-    trainer: TorchTrainer
+    trainer: PolicyTrainer
     critic: TorchCritic | None
     guards: GuardMemory
     teachers: Teachers | None = None
@@ -136,6 +137,7 @@ class Session(SamplingSession):
 def open_session(config: TrainConfig, console: Console, folder: RunFolder, *, replays: bool = False) -> Session:
     """Load what the config names. What is cheap to get wrong comes first, the model's weights last. `replays`: nothing is
     sampled, and the rollouts are those of the run itself."""
+    check_trainer(config.trainer, config.model)
     recorded = None if replays else open_recorded(config, console)
     with ExitStack() as processes:
         check_has_room(config)
@@ -205,7 +207,7 @@ def _with_learners(
         held_out=held_out,
         objective=objective,
         trainer=ranks.make(
-            TorchTrainer,
+            trainer_class(config.trainer),
             loaded.model,
             config.trainer,
             total_steps=config.num_optimizer_steps,

@@ -68,11 +68,11 @@ class TokenScorer(RowReader):
     ) -> tuple[Tensor, Tensor | None]:
         if self._has_plain_head:
             weight, bias, group = self._head_rows()
-            hidden = _rows_at(self._body(laid).flatten(0, 1), predicting).to(weight.dtype)  # some bodies end in float32
+            hidden = rows_at(self._body(laid).flatten(0, 1), predicting).to(weight.dtype)  # some bodies end in float32
             return ops.linear_logprobs(
                 hidden, weight, targets, bias=bias, temperature=temperature, with_entropy=with_entropy, group=group
             )
-        logits = _rows_at(self.model(**self._inputs(laid)).logits.flatten(0, 1), predicting)
+        logits = rows_at(self.model(**self._inputs(laid)).logits.flatten(0, 1), predicting)
         entropy = ops.logits_entropy(logits, temperature=temperature) if with_entropy else None
         return ops.token_logprobs(logits, targets, temperature=temperature), entropy
 
@@ -138,7 +138,7 @@ class TokenScorer(RowReader):
         return are_equal(plain, logits) and are_equal(plainly_loud, loud)
 
 
-def _rows_at(rows: Tensor, places: Tensor) -> Tensor:
+def rows_at(rows: Tensor, places: Tensor) -> Tensor:
     """rows[places]. The last token of a prompt predicts the first one of each of its responses, and the gradients of a place
     are summed in the order of its uses; on a CPU threads would add those of rows[places] as they come."""
     return rows.index_select(0, places) if rows.device.type == "cpu" else rows[places]

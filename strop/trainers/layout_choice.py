@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from strop.data.batch import Batch
 from strop.trainers.cutting import Cut, Part, cheapest, costs_of, cut_batch, shares
@@ -15,35 +16,37 @@ from strop.types import UserError
 _ASKED: tuple[LayoutKind, ...] = ("packed", "shared")
 
 
-class Cutter:
-    """Cuts batches for one model: in the layout that is asked for, or with auto in the cheapest one that the model can read.
-
-    Args:
-        reader: of the model.
-        layout: the option trainer.layout.
-        max_tokens: positions of one forward pass.
-        ranks: that share a batch.
+def readable(reader: RowReader, layout: LayoutKind | str, ranks: Ranks) -> list[LayoutKind]:
+    """The layouts that a model may be trained in: that which the option trainer.layout asks for, or with auto all that it can
+    read.
 
     Raises:
         UserError: the layout that is asked for is one that the model cannot read.
     """
+    if ranks.divides_rows:
+        return ["padded"]  # another layout is refused by the options
+    if layout == "auto":
+        return ["padded", *(kind for kind in _ASKED if not reader.fault_of(kind))]
+    fault = reader.fault_of(layout) if layout in _ASKED else ""
+    if fault:
+        name = type(reader.model).__name__
+        raise UserError(f"trainer.layout must be padded or auto for {name}, got {layout}: {fault}.")
+    return [layout]
 
-    def __init__(
-        self, reader: RowReader, layout: LayoutKind | str, max_tokens: int, ranks: Ranks | None = None
-    ) -> None:
-        self._max_tokens, self._costs, self._ranks = max_tokens, costs_of(reader.model), ranks or Ranks()
-        self._kinds: list[LayoutKind]
-        if self._ranks.divides_rows:
-            self._kinds = ["padded"]  # another layout is refused by the options
-            return
-        if layout == "auto":
-            self._kinds = ["padded", *(kind for kind in _ASKED if not reader.fault_of(kind))]
-            return
-        fault = reader.fault_of(layout) if layout in _ASKED else ""
-        if fault:
-            name = type(reader.model).__name__
-            raise UserError(f"trainer.layout must be padded or auto for {name}, got {layout}: {fault}.")
-        self._kinds = [layout]
+
+class Cutter:
+    """Cuts batches for one model, in the cheapest of some layouts.
+
+    Args:
+        model: a Hugging Face model, or its skeleton.
+        kinds: layouts, of which one is taken for each batch.
+        max_tokens: positions of one forward pass.
+        ranks: that share a batch.
+    """
+
+    def __init__(self, model: Any, kinds: list[LayoutKind], max_tokens: int, ranks: Ranks | None = None) -> None:
+        self._kinds, self._max_tokens = kinds, max_tokens
+        self._costs, self._ranks = costs_of(model), ranks or Ranks()
 
     def __call__(self, batch: Batch) -> Cut:
         """The micro-batches of a batch that have something to train on, the same ones for the same lengths and prompts; of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -73,21 +73,9 @@ class RowReader(ABC):
                 "depends on tokens that come later."
             )
 
-    @contextmanager
-    def explaining(self, batch: Batch, layout: LayoutKind | None = None) -> Iterator[None]:
+    def explaining(self, batch: Batch, layout: LayoutKind | None = None) -> AbstractContextManager[None]:
         """Forward or backward of a micro-batch: what the model raises becomes a ModelError that says at which input."""
-        try:
-            yield
-        except Exception as error:
-            lengths, kind = batch.lengths, "" if layout is None else f"{layout.replace('_', ' ')} "
-            rows = f"{len(lengths)} {kind}sequences of up to {max(lengths)} tokens ({sum(lengths)} together)"
-            option = "trainer.max_tokens_per_micro_batch"
-            if len(lengths) == 1:  # a smaller micro-batch there is not
-                rows, option = (
-                    f"a sequence of {lengths[0]} tokens (alone in its micro-batch)",
-                    "the length of sequences",
-                )
-            raise model_failure(error, self.model, rows, option=option) from error
+        return explaining(self.model, batch, layout)
 
     def _inputs(self, laid: Layout) -> dict[str, Any]:
         return {
@@ -157,6 +145,23 @@ class RowReader(ABC):
         return not leak > seen / 10  # rounding is far below; numbers that are not finite are for the guards
 
 
+@contextmanager
+def explaining(model: Any, batch: Batch, layout: LayoutKind | None = None) -> Iterator[None]:
+    """What a pass of a micro-batch raises becomes a ModelError that names the model and says at which input."""
+    try:
+        yield
+    except Exception as error:
+        lengths, kind = batch.lengths, "" if layout is None else f"{layout.replace('_', ' ')} "
+        rows = f"{len(lengths)} {kind}sequences of up to {max(lengths)} tokens ({sum(lengths)} together)"
+        option = "trainer.max_tokens_per_micro_batch"
+        if len(lengths) == 1:  # a smaller micro-batch there is not
+            rows, option = (
+                f"a sequence of {lengths[0]} tokens (alone in its micro-batch)",
+                "the length of sequences",
+            )
+        raise model_failure(error, model, rows, option=option) from error
+
+
 def are_equal(one: Tensor, other: Tensor, *, rounding: float = 1e-5) -> bool:
     """Equal up to rounding, as a share of the largest number; that of a narrow type is wider."""
     if one.dtype in (torch.bfloat16, torch.float16):
@@ -170,6 +175,11 @@ def gap(one: Tensor, other: Tensor) -> float:
 
 def idle_batch() -> Batch:
     """One trainable token, for a pass that learns nothing."""
-    zeros, ids = torch.zeros(2), torch.zeros(2, dtype=torch.int64)
-    mask = torch.tensor([False, True])
-    return Batch(ids, ids, ids, mask, zeros, zeros, zeros.double(), ("a pass that learns nothing",))
+    return row_batch(torch.zeros(2, dtype=torch.int64))
+
+
+def row_batch(row: Tensor) -> Batch:
+    """One sequence of these ids, whose tokens but the first are trainable, with weight 0."""
+    zeros, ids = torch.zeros(len(row)), torch.zeros(len(row), dtype=torch.int64)
+    mask = torch.arange(len(row)) > 0
+    return Batch(row, ids, ids, mask, zeros, zeros, zeros.double(), ("a pass that learns nothing",))

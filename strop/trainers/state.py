@@ -28,11 +28,15 @@ def snapshot(
         if p in optimizer.state
         for moment in _MOMENTS
     }
-    weights, copied_moments = host_copy(parameters, ranks), host_copy(moments, ranks)
+    return writer(host_copy(parameters, ranks), host_copy(moments, ranks), num_steps=num_steps, prefix=prefix)
+
+
+def writer(weights: dict[str, Tensor], moments: dict[str, Tensor], *, num_steps: int, prefix: str = "") -> Write:
+    """What writes a copy of weights, of moments as moment/name, and of the number of steps into a folder."""
 
     def write(folder: Path) -> None:
         save_file(weights, folder / f"{prefix}weights.safetensors")
-        save_file(copied_moments, folder / f"{prefix}optimizer.safetensors")
+        save_file(moments, folder / f"{prefix}optimizer.safetensors")
         (folder / f"{prefix}trainer.json").write_text(json.dumps({"num_steps": num_steps}))
 
     return write
@@ -68,8 +72,8 @@ def load(
     Raises:
         UserError: names or shapes differ.
     """
-    load_weights(folder / f"{prefix}weights.safetensors", parameters, ranks)
-    moments = ranks.first(lambda: load_file(folder / f"{prefix}optimizer.safetensors")) or {}
+    weights, moments, num_steps = read(folder, shapes(parameters), ranks, prefix=prefix)
+    fill(parameters, weights, ranks)
     stepped = set(ranks.told([name for name in parameters if f"step/{name}" in moments]))
     optimizer.state.clear()  # moments of steps that the saved trainer never made
     for name, parameter in parameters.items():
@@ -81,32 +85,56 @@ def load(
             found[moment] = torch.zeros_like(parameter, requires_grad=False)
             ranks.fill(found[moment], moments.get(f"{moment}/{name}"))
         optimizer.state[parameter] = {moment: found[moment] for moment in _MOMENTS}
-    return ranks.told(ranks.first(lambda: int(json.loads((folder / f"{prefix}trainer.json").read_text())["num_steps"])))
+    return num_steps
+
+
+def read(
+    folder: Path, wanted: Mapping[str, torch.Size], ranks: Ranks, *, prefix: str = ""
+) -> tuple[dict[str, Tensor], dict[str, Tensor], int]:
+    """Weights, moments and the number of steps that a snapshot wrote. Rank 0 alone gets tensors.
+
+    Raises:
+        UserError: names or shapes are not the wanted ones.
+    """
+    weights = ranks.first(lambda: read_weights(folder / f"{prefix}weights.safetensors", wanted)) or {}
+    moments = ranks.first(lambda: load_file(folder / f"{prefix}optimizer.safetensors")) or {}
+    said = ranks.first(lambda: json.loads((folder / f"{prefix}trainer.json").read_text())) or {}
+    return weights, moments, ranks.told(int(said.get("num_steps", 0)))
+
+
+def read_weights(path: Path, wanted: Mapping[str, torch.Size]) -> dict[str, Tensor]:
+    """A file of weights whose names and shapes must be the wanted ones."""
+    weights = load_file(path)
+    check_names(weights, wanted, where=path)
+    return weights
 
 
 def load_weights(path: Path, parameters: dict[str, Tensor], ranks: Ranks) -> None:
     """Fill parameters from a file whose names and shapes must be theirs."""
+    fill(parameters, ranks.first(lambda: read_weights(path, shapes(parameters))) or {}, ranks)
 
-    def read() -> dict[str, Tensor]:
-        weights = load_file(path)
-        check_names(weights, parameters, where=path)
-        return weights
 
-    weights = ranks.first(read) or {}
+def fill(parameters: dict[str, Tensor], values: dict[str, Tensor], ranks: Ranks) -> None:
+    """Set parameters to what rank 0 has for them."""
     for name, parameter in parameters.items():
-        ranks.fill(parameter, weights.get(name))
+        ranks.fill(parameter, values.get(name))
 
 
-def check_names(found: dict[str, Tensor], wanted: dict[str, Tensor], *, where: object) -> None:
+def shapes(tensors: dict[str, Tensor]) -> dict[str, torch.Size]:
+    """Of whole tensors."""
+    return {name: tensor.shape for name, tensor in tensors.items()}
+
+
+def check_names(found: Mapping[str, Tensor], wanted: Mapping[str, torch.Size], *, where: object) -> None:
     """Refuse weights whose names or shapes are not the wanted ones, with the first of both."""
     missing, unexpected = sorted(set(wanted) - set(found)), sorted(set(found) - set(wanted))
     if missing or unexpected:
         raise UserError(
             f"{where}: weights do not fit the model: missing {_some(missing)}, unexpected {_some(unexpected)}."
         )
-    wrong = [n for n in wanted if found[n].shape != wanted[n].shape]
+    wrong = [n for n in wanted if found[n].shape != wanted[n]]
     if wrong:
-        shapes = [f"{n} {tuple(found[n].shape)} for {tuple(wanted[n].shape)}" for n in wrong]
+        shapes = [f"{n} {tuple(found[n].shape)} for {tuple(wanted[n])}" for n in wrong]
         raise UserError(f"{where}: weights do not fit the model: shapes {', '.join(shapes[:3])}{_more(shapes)}.")
 
 

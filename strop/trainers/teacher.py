@@ -10,7 +10,8 @@ from torch import Tensor
 
 from strop.data.batch import Batch
 from strop.trainers.forward import TokenScorer
-from strop.trainers.layout_choice import Cutter
+from strop.trainers.layout_choice import Cutter, readable
+from strop.trainers.ranks import Ranks
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -25,7 +26,7 @@ class FrozenModel:
 
     def __init__(self, model: Any, *, max_tokens_per_micro_batch: int) -> None:
         self._scorer = TokenScorer(model.eval().requires_grad_(False))
-        self._cut = Cutter(self._scorer, "auto", max_tokens_per_micro_batch)
+        self._cut = Cutter(self._scorer.model, readable(self._scorer, "auto", Ranks()), max_tokens_per_micro_batch)
 
     def logprobs(self, batch: Batch, *, temperature: float) -> Tensor:
         """Log-probabilities [T] of the batch's trainable tokens, 0 elsewhere; no gradient."""

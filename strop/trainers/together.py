@@ -82,6 +82,11 @@ class TogetherRanks(Ranks):
         self._agreed: BaseException | None = None  # the last error that the others know of
         self._is_within = not self.is_first  # a method that all ranks are in
 
+    @property
+    def device(self) -> torch.device:
+        """That this rank's part of a learner is on."""
+        return self._device
+
     # ---- what rank 0 sends ----
 
     def _send(self, command: Any) -> None:

@@ -11,14 +11,14 @@ from torch import Tensor
 from strop import ops
 from strop.config import CriticOptions, TorchTrainerOptions
 from strop.data.batch import Batch
+from strop.trainers.adamw_updates import AdamWUpdates
 from strop.trainers.layout import LayoutKind
-from strop.trainers.layout_choice import Cutter
+from strop.trainers.layout_choice import Cutter, readable
 from strop.trainers.learner import Learner
 from strop.trainers.ranks import Ranks, everywhere
 from strop.trainers.recompute import Recompute
 from strop.trainers.sharing import RowSizes
 from strop.trainers.state import Write
-from strop.trainers.updates import Updates
 from strop.trainers.values import ValueModel, ValueScorer
 from strop.types import Metric, StepMetrics
 
@@ -52,8 +52,13 @@ class TorchCritic(Learner):
         self._learning, within = self.ranks.place(model)
         self._scorer = ValueScorer(self._learning, within)
         self._recompute = Recompute(self._learning.body, is_on=layout.activation_checkpointing, within=within)
-        self._cut = Cutter(self._scorer, layout.layout, layout.max_tokens_per_micro_batch, self.ranks)
-        self._updates = Updates(
+        self._cut = Cutter(
+            self._learning,
+            readable(self._scorer, layout.layout, self.ranks),
+            layout.max_tokens_per_micro_batch,
+            self.ranks,
+        )
+        self._updates = AdamWUpdates(
             {name: p for name, p in self._learning.named_parameters() if p.requires_grad},
             options,
             total_steps=total_steps,

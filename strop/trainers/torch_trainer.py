@@ -15,18 +15,18 @@ from torch import Tensor
 from strop.algorithms import Objective, TrainableTokens
 from strop.config import TorchTrainerOptions
 from strop.data.batch import Batch
-from strop.trainers import state
+from strop.trainers import losses, state
+from strop.trainers.adamw_updates import AdamWUpdates
 from strop.trainers.adapters import WholeWeights, has_adapters, without_adapters
 from strop.trainers.forward import TokenScorer
 from strop.trainers.layout import LayoutKind
-from strop.trainers.layout_choice import Cutter
+from strop.trainers.layout_choice import Cutter, readable
 from strop.trainers.learner import Learner
 from strop.trainers.ranks import Ranks, everywhere
 from strop.trainers.recompute import Recompute
 from strop.trainers.sharing import RowSizes
 from strop.trainers.teacher import fingerprint
-from strop.trainers.updates import Updates
-from strop.types import GuardError, Metric, StepMetrics, WeightSource
+from strop.types import Metric, StepMetrics, WeightSource
 
 REFERENCE_FILE = "reference.safetensors"  # in a checkpoint, of a run that has one
 
@@ -69,9 +69,14 @@ class TorchTrainer(Learner):
         self._reference = TokenScorer(*self.ranks.frozen(model)) if copies else None
         self._learning, within = self.ranks.place(model)
         self._policy = TokenScorer(self._learning, within)
-        self._cut = Cutter(self._policy, options.layout, options.max_tokens_per_micro_batch, self.ranks)
+        self._cut = Cutter(
+            self._learning,
+            readable(self._policy, options.layout, self.ranks),
+            options.max_tokens_per_micro_batch,
+            self.ranks,
+        )
         self._recompute = Recompute(self._learning, is_on=options.activation_checkpointing, within=within)
-        self._updates = Updates(
+        self._updates = AdamWUpdates(
             {name: p for name, p in self._learning.named_parameters() if p.requires_grad},
             options,
             total_steps=total_steps,
@@ -122,9 +127,7 @@ class TorchTrainer(Learner):
         self, objective: Objective, kind: LayoutKind, part: Batch, rows: RowSizes | None
     ) -> tuple[Tensor, StepMetrics]:
         _, selected = self._tokens_of(part, objective, kind, rows)
-        losses, metrics = objective.loss(selected)
-        weights = part.token_weights[part.loss_mask].to(losses.device, losses.dtype)
-        return (weights * losses).sum(), metrics
+        return losses.weighted(part, objective, selected)
 
     def _tokens_of(
         self, part: Batch, objective: Objective, kind: LayoutKind, rows: RowSizes | None = None
@@ -134,21 +137,11 @@ class TorchTrainer(Learner):
         logprobs, entropy = self._policy(
             part, temperature=objective.temperature, layout=kind, with_entropy=with_entropy, rows=rows
         )
-        return logprobs, _trainable(part.to(logprobs.device), logprobs, entropy)
+        return logprobs, losses.trainable(part.to(logprobs.device), logprobs, entropy)
 
     def _guard(self, metrics: StepMetrics) -> None:
-        self._guard_gap(metrics)
+        losses.guard_gap(metrics, self.max_logprob_gap)
         self._watch(metrics)
-
-    def _guard_gap(self, metrics: StepMetrics) -> None:
-        gap = metrics.get("logprob_gap")
-        if gap is not None and not gap.value <= self.max_logprob_gap:
-            raise GuardError(
-                f"guards.max_logprob_gap must hold: engine and trainer differ by {gap.value:.3g} nats per token on average "
-                f"(bound {self.max_logprob_gap:g}, largest {metrics['logprob_gap_max'].value:.3g}). The step was not made. "
-                "They do not compute the same policy: look at weights, dtype, temperature and end tokens.",
-                guard="logprob_gap",
-            )
 
     def weights(self) -> WeightSource:
         """Parameters under their Hugging Face names, tied ones once; adapters are added to what they adapt."""
@@ -206,9 +199,9 @@ class TorchTrainer(Learner):
             objective: as for `step`.
         """
         logprobs, selected = self._tokens_of(batch, objective, "padded")
-        losses, _ = objective.loss(selected)
+        of_tokens, _ = objective.loss(selected)
         found = torch.zeros(2, len(batch.tokens))
-        found[0, batch.loss_mask], found[1, batch.loss_mask] = logprobs.float().cpu(), losses.float().cpu()
+        found[0, batch.loss_mask], found[1, batch.loss_mask] = logprobs.float().cpu(), of_tokens.float().cpu()
         return found[0], found[1]
 
     def save(self, folder: Path) -> None:
@@ -222,26 +215,3 @@ class TorchTrainer(Learner):
         if self._reference is not None:
             state.load_weights(folder / REFERENCE_FILE, self._reference_weights(), self.ranks)
         self.publish()
-
-
-def _trainable(part: Batch, logprobs: Tensor, entropy: Tensor | None) -> TrainableTokens:
-    """The trainable tokens of a micro-batch; masked slots are dropped here, before any arithmetic."""
-    mask = part.loss_mask
-
-    def pick(values: Tensor | None) -> Tensor | None:
-        return None if values is None else values[mask]
-
-    old = pick(part.old_logprobs)
-    return TrainableTokens(
-        logprobs=logprobs,
-        entropy=entropy,
-        old_logprobs=logprobs.detach() if old is None else old,
-        rollout_logprobs=part.rollout_logprobs[mask],
-        ref_logprobs=pick(part.ref_logprobs),
-        advantages=part.advantages[mask],
-        sequence_ids=part.sequence_ids[mask],
-        selected=pick(part.selected),
-        likelihood=pick(part.likelihood),
-        is_fresh=pick(part.is_fresh),
-        measures_gap=part.measures_gap,
-    )

@@ -30,7 +30,7 @@ ROOT = {
     "rollout": {"prompts_per_step": PROMPTS, "group_size": SAMPLES, "max_response_tokens": 9},
     # A large adam_eps keeps the size of a gradient visible, and the rate is high, so that the second update of a batch
     # starts with ratios far from 1, where bounds and caps decide.
-    "trainer": {"lr": 24.0, "adam_eps": 1.0, "max_grad_norm": 1e9, "layout": "padded"},
+    "trainer": {"kind": "torch", "lr": 24.0, "adam_eps": 1.0, "max_grad_norm": 1e9, "layout": "padded"},
 }
 TWO = {"updates_per_batch": 2}
 UPDATES_AND_KL = TWO | {"kl": {"coef": 0.25}}

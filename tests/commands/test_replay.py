@@ -187,7 +187,7 @@ def test_rollouts_without_training_are_those_of_the_first_step_and_no_trainer_is
     def refuse(*args, **more):
         raise AssertionError("a trainer is made")
 
-    monkeypatch.setattr("strop.runtime.session.TorchTrainer", refuse)
+    monkeypatch.setattr("strop.runtime.trainer_kinds.TorchTrainer", refuse)
     done = strop("rollout", small.train, "--num-steps", "2", "-o", tmp_path / "out")
     assert done.code == 0, done
     first = "step_000001.jsonl"

@@ -95,7 +95,7 @@ def session(model, *, mask_truncated):
             "data": {"kind": "jsonl", "path": "d"},
             "reward": {"kind": "exact"},
             "algorithm": {"mask_truncated": mask_truncated},
-            "trainer": {"lr": 0.1, "weight_decay": 0.1},
+            "trainer": {"kind": "torch", "lr": 0.1, "weight_decay": 0.1},
         }
     )
     objective, real = GivenLosses(), make_objective(reduction="sequence_mean")

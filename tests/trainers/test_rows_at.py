@@ -2,12 +2,12 @@
 
 import torch
 
-from strop.trainers.forward import _rows_at
+from strop.trainers.forward import rows_at
 
 
 def gradient_of(rows, places, weights):
     rows = rows.clone().requires_grad_()
-    (_rows_at(rows, places) * weights).sum().backward()
+    (rows_at(rows, places) * weights).sum().backward()
     return rows.grad
 
 

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 # reason -> flags
 _REASONS: dict[str, str] = {
-    "strop's trainer divides weights and batches over processes, layers by trainer.tensor_parallel, rows by "
-    "trainer.context_parallel, and has no other parallelism.": """
-        --sequence-parallel --pipeline-model-parallel-size
+    "strop's trainers divide weights and batches over processes, layers by trainer.tensor_parallel, rows by "
+    "trainer.context_parallel or stages by trainer.pipeline_parallel, and have no other parallelism.": """
+        --sequence-parallel
         --expert-model-parallel-size --expert-tensor-parallel-size --decoder-first-pipeline-num-layers
         --decoder-last-pipeline-num-layers --num-layers-per-virtual-pipeline-stage --virtual-pipeline-model-parallel-size
-        --use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather --overlap-p2p-communication
-        --distributed-backend --distributed-timeout-minutes --allgather-cp --cp-comm-type --train-backend""",
+        --overlap-grad-reduce --overlap-param-gather --overlap-p2p-communication
+        --distributed-backend --distributed-timeout-minutes --allgather-cp --cp-comm-type""",
+    "strop's trainer is torch's FSDP2; on GPUs trainer.kind = megatron makes the model of Megatron-Core's layers: set it.": """
+        --train-backend""",
+    "strop has stages with trainer.kind = megatron: set trainer.pipeline_parallel, beside trainer.num_processes.": """
+        --pipeline-model-parallel-size""",
+    "strop's processes share what the optimizer remembers (with trainer.kind = megatron, trainer.distributed_optimizer).": """
+        --use-distributed-optimizer""",
     "strop's processes are those of trainer.num_processes or of a launcher, its servers those of [engine]: set them there.": """
         --actor-num-nodes --actor-num-gpus-per-node --critic-num-nodes --critic-num-gpus-per-node --rollout-num-gpus
         --tensor-model-parallel-size --context-parallel-size
@@ -27,7 +33,7 @@ _REASONS: dict[str, str] = {
     "strop cuts micro-batches by tokens (trainer.max_tokens_per_micro_batch), and how they are cut changes no gradient.": """
         --micro-batch-size --balance-data --balance-by-flops --data-pad-size-multiplier --qkv-format""",
     "strop trains the critic beside the policy, in one run.": "--critic-train-only",
-    "strop has no settings of Megatron.": "--megatron-config-path",
+    "strop's settings of Megatron-Core are those of [trainer] with kind = megatron.": "--megatron-config-path",
     "strop's filter.rollout sees one rollout at a time, and one that it drops leaves its group's statistics too.": """
         --rollout-sample-filter-path""",
     "strop's surplus groups wait in the order they were sampled (filter.surplus); there is no buffer to choose from.": """
@@ -155,8 +161,8 @@ FAMILIES = {
     "--rotary-": "strop reads the model's shape and its kernels' settings from the model folder (config.json).",
     "--linear-": "strop reads the model's shape and its kernels' settings from the model folder (config.json).",
     "--experimental-": "strop reads the model's shape and its kernels' settings from the model folder (config.json).",
-    "--custom-megatron-": "strop has no Megatron to hook into.",
-    "--megatron-deepgemm-": "strop has no Megatron to hook into.",
+    "--custom-megatron-": "strop's trainer.kind = megatron has no hooks, and no kernels to choose from.",
+    "--megatron-deepgemm-": "strop's trainer.kind = megatron has no hooks, and no kernels to choose from.",
     "--fsdp-": "strop's trainer shards weights by FSDP2 where trainer.num_processes is above 1, and has no options of it.",
 }
 

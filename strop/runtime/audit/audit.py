@@ -10,6 +10,7 @@ from pathlib import Path
 from strop.config import TrainConfig, tree
 from strop.runtime.audit.engine_servers import standing
 from strop.runtime.audit.finding import Finding
+from strop.runtime.audit.here import why_no_kind_here
 from strop.runtime.audit.runs import Config, Runs, is_meant
 from strop.runtime.audit.teacher_server import TeacherModel, serving
 from strop.runtime.audit.workshop import TEACHERS, write_workshop
@@ -29,7 +30,8 @@ def audit(config: Config, *, every_kind: bool = False, only: str = "") -> Iterat
     """
     only = check_only(config, only, every_kind)
     with tempfile.TemporaryDirectory(prefix="strop-audit-") as folder:
-        write_workshop(Path(folder))
+        has_stages = not why_no_kind_here("trainer", "megatron")  # which take a layer each
+        write_workshop(Path(folder), num_layers=2 if has_stages else 1)
         with _teacher_server(config, Path(folder)) as server, _engine_servers(config, Path(folder)):
             runs = Runs(config, Path(folder), server)
             for path in tree.values(config):

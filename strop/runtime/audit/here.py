@@ -6,7 +6,13 @@ import os
 
 import torch
 
-_OF_PROCESSES = ("trainer.num_processes", "trainer.tensor_parallel", "trainer.context_parallel")
+from strop.runtime.models import choose_device
+from strop.trainers.megatron import check_megatron
+from strop.types import UserError
+
+DIVIDES_PROCESSES = ("trainer.tensor_parallel", "trainer.context_parallel", "trainer.pipeline_parallel")
+DIVIDES_PROCESSES += ("trainer.distributed_optimizer",)
+_OF_PROCESSES = ("trainer.num_processes", *DIVIDES_PROCESSES)
 
 
 def why_not_here(path: str) -> str:
@@ -21,6 +27,17 @@ def why_not_here(path: str) -> str:
         return "these are actors of a cluster, which an audit does not start"
     if path == "engine.transfer" and not torch.cuda.is_available():
         return "this machine has no GPU to carry weights from"
+    return ""
+
+
+def why_no_kind_here(table: str, kind: str) -> str:
+    """Why this machine has not what a kind of a table needs; empty where it has, as far as that shows before a run."""
+    if (table, kind) != ("trainer", "megatron"):
+        return ""
+    try:
+        check_megatron(choose_device("auto"))
+    except UserError as error:
+        return str(error)
     return ""
 
 

@@ -27,7 +27,10 @@ _ONLY_FOR = {
         "num_processes",
         "tensor_parallel",
         "context_parallel",
+        "pipeline_parallel",
+        "kind",
     ),
+    "optimizer": ("distributed_optimizer",),
     "threads": ("num_threads",),
     "servers": (
         "kind",

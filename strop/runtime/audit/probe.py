@@ -16,7 +16,9 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from strop import products
 from strop.algorithms import TrainableTokens
 from strop.config import RewardOptions, SFTConfig, TrainConfig
 from strop.observe.console import QuietConsole
@@ -24,12 +26,14 @@ from strop.observe.metrics_file import read_metrics
 from strop.rewards import Scorer, make_scorer
 from strop.rollout.seeds import mix_seed
 from strop.runtime.audit import engine_servers
+from strop.runtime.audit.here import why_no_kind_here
 from strop.runtime.audit.outcome import Outcome
 from strop.runtime.audit.stand_in import Spoil
 from strop.runtime.session import Session
 from strop.runtime.sft import sft
 from strop.runtime.train import opened, run
 from strop.trainers import merged
+from strop.trainers.megatron import matrix_modules
 from strop.types import Completion, Engine, GenerateRequest, GuardError, Prompt, Rollout, StepMetrics, StropError
 
 _PORT = re.compile(r"(?<=127\.0\.0\.1):\d+")  # another one in each run
@@ -112,17 +116,19 @@ def probe_sft(config: SFTConfig) -> Outcome:
 
 
 def _watched(work: Callable[[], object]) -> Outcome:
-    """What can be seen of a run from outside of its folder: its threads, its forward passes, and how it ended."""
-    shapes, threads = Counter[tuple[int, ...]](), torch.get_num_threads()
+    """What can be seen of a run from outside of its folder: its threads, its forward passes, how many weights its optimizers
+    move, and how it ended."""
+    shapes, moved, threads = Counter[tuple[int, ...]](), set[int](), torch.get_num_threads()
     error, is_guard = "", False
-    with _no_logging(), _counting_forward_passes(shapes):
+    with _no_logging(), _counting_forward_passes(shapes), _counting_what_moves(moved):
         try:
             work()
         except StropError as stopped:
             error, is_guard = _PORT.sub("", str(stopped)), isinstance(stopped, GuardError)
     used = torch.get_num_threads()
     torch.set_num_threads(threads)
-    return Outcome(others={"threads": used, "forward passes": shapes}, error=error, is_guard=is_guard)
+    others = {"threads": used, "forward passes": shapes, "optimizer": sorted(moved)}
+    return Outcome(others=others, error=error, is_guard=is_guard)
 
 
 def probe_broken_losses(config: TrainConfig) -> Outcome:
@@ -248,14 +254,14 @@ def _counting_forward_passes(shapes: Counter[tuple[int, ...]]) -> Iterator[None]
     """Count what shapes go through embeddings and linear layers: how sampling and training cut their work, and what of it is
     done twice. A hook of all modules would count too, and slow every one of them down."""
 
-    def counted(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        def see(module: torch.nn.Module, given: Tensor) -> Tensor:
+    def counted(forward: Callable[..., Any]) -> Callable[..., Any]:
+        def see(module: torch.nn.Module, given: Tensor, *args: Any, **more: Any) -> Any:
             shapes[tuple(given.shape)] += 1
-            return forward(module, given)
+            return forward(module, given, *args, **more)
 
         return see
 
-    before = {kind: kind.forward for kind in (torch.nn.Embedding, torch.nn.Linear)}
+    before = {kind: kind.forward for kind in _modules_with_matrices()}
     for kind, forward in before.items():
         kind.forward = counted(forward)  # type: ignore[method-assign]
     try:
@@ -263,6 +269,25 @@ def _counting_forward_passes(shapes: Counter[tuple[int, ...]]) -> Iterator[None]
     finally:
         for kind, forward in before.items():
             kind.forward = forward  # type: ignore[method-assign]
+
+
+def _modules_with_matrices() -> list[type[torch.nn.Module]]:
+    found = [torch.nn.Embedding, torch.nn.Linear, products.Linear]
+    return found if why_no_kind_here("trainer", "megatron") else [*found, *matrix_modules()]
+
+
+@contextmanager
+def _counting_what_moves(numbers: set[int]) -> Iterator[None]:
+    """How many weights, or masters of weights, optimizers of this process move in a step."""
+
+    def see(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        numbers.add(sum(p.numel() for group in optimizer.param_groups for p in group["params"]))
+
+    handle = register_optimizer_step_pre_hook(see)
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 class _Altered:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from strop.config import ServedEngineOptions, SFTConfig, TrainConfig, make_config, tree
 from strop.config.tree import Leaf
 from strop.runtime.audit.finding import Finding
-from strop.runtime.audit.here import why_not_here
+from strop.runtime.audit.here import DIVIDES_PROCESSES, why_no_kind_here, why_not_here
 from strop.runtime.audit.outcome import Outcome
 from strop.runtime.audit.probe import probe_scorer
 from strop.runtime.audit.scenarios import SCENARIOS, SERVER_SCENARIOS, SFT_SCENARIOS, Scenario
@@ -74,7 +74,7 @@ class Runs:
         if path not in tree.values(base):  # of a kind that only the config's own scorer has
             base = self._variant(self.scenarios[0], "reward.", {})
         leaf = tree.leaf_of(base, path)
-        here = why_not_here(path)
+        here = why_not_here(path) or self._why_no_kind_here(path)
         if here:
             return replace(found, verdict="cannot act here", reason=here)
         trials = self._trials(base, leaf)
@@ -192,6 +192,10 @@ class Runs:
     def examine_kind(self, table: str, kind: str, only: str) -> Iterator[Finding]:
         """The options of a table, of those that `only` means, if it were of another kind."""
         variant = f"{table}.kind = {kind}"
+        here = why_no_kind_here(table, kind)
+        if here:
+            yield Finding(f"{table}.kind", kind, "audit", "cannot act here", reason=here, variant=variant)
+            return
         needed = self._needed(table, kind)
         if needed is None:
             why = f"the audit has no values for what {variant} needs"
@@ -264,6 +268,12 @@ class Runs:
         (owner,) = tree.variants(leaf.field.annotation)
         return {f"{leaf.path}.{name}": field.get_default() for name, field in owner.model_fields.items()}
 
+    def _why_no_kind_here(self, path: str) -> str:
+        """Of an option that names a table's kind: why this machine has none of the others."""
+        others = [kind for kind in self._kinds_of(path) if kind != tree.values(self.config)[path]]
+        reasons = [why_no_kind_here(path.removesuffix(".kind"), kind) for kind in others]
+        return reasons[0] if reasons and all(reasons) else ""
+
     def _kinds_of(self, path: str) -> list[str]:
         """The kinds that a table may be of, for the option that names its kind."""
         table = path.removesuffix(".kind")
@@ -294,7 +304,7 @@ class Runs:
         given = self._given | scenario.overrides(tree.values(self.config), self.folder)
         if path == "trainer.process_timeout_s":  # in one process it cannot be set
             given["trainer.num_processes"] = min(self.config.trainer.num_processes, 2)
-        elif path in ("trainer.tensor_parallel", "trainer.context_parallel"):
+        elif path in DIVIDES_PROCESSES:
             given["trainer.num_processes"] = 2
         given |= self._of_streaming(path)
         for kind in (name for name in changed if self._kinds_of(name)):

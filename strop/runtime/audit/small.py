@@ -42,6 +42,7 @@ _MOST = {
 _MOST_IN_EVALUATION = {"max_response_tokens": 6, "num_samples": 2, "size": 6, "max_prompts": 6}
 _PROMPT_CHARACTERS = 8
 _OF_PROCESSES = ("num_processes", "process_timeout_s", "tensor_parallel", "context_parallel")
+_OF_PROCESSES += ("pipeline_parallel", "distributed_optimizer")
 
 
 def made_small(config: TrainConfig | SFTConfig, folder: Path, server: str) -> Iterator[Values]:
@@ -69,8 +70,8 @@ def _fixed(config: TrainConfig | SFTConfig, folder: Path) -> Values:
         changed["critic.lr"] = LEARNING_RATES[0]
     changed |= {"model.path": str(folder / "model"), "run.folder": str(folder / "run")}
     changed["trainer.num_threads"] = 1  # of a model this small more threads only wait for one another
-    alone = type(config.trainer)()
-    changed |= {f"trainer.{name}": getattr(alone, name) for name in _OF_PROCESSES}
+    alone = dict(type(config.trainer)())
+    changed |= {f"trainer.{name}": alone[name] for name in _OF_PROCESSES if name in alone}
     changed |= {path: 0 for path in ("engine.num_replicas", "rollout.num_scorers") if now.get(path)}  # of a cluster
     if now.get(AHEAD):  # by whole batches: what streams depends on the clock, and no two runs could be compared
         updates = changed.get("algorithm.updates_per_batch", 1)

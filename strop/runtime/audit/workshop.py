@@ -129,13 +129,13 @@ def keeps_nothing(rollout):
 """
 
 
-def write_workshop(folder: Path) -> None:
+def write_workshop(folder: Path, *, num_layers: int = 1) -> None:
     """Fill a folder with model/, other/, plain/ (without a chat template), two teachers, scorer.py, and files of prompts and of
-    demonstrations, two of each."""
+    demonstrations, two of each. `num_layers`: of the models."""
     logging.disable_progress_bar()
     folder.mkdir(parents=True, exist_ok=True)
     for place, name in enumerate(("model", "other", *TEACHERS)):
-        _write_model(folder / name, seed=place)
+        _write_model(folder / name, place, num_layers)
     shutil.copytree(folder / "model", folder / "plain")
     for path in (folder / "plain").glob("chat_template*"):
         path.unlink()
@@ -284,7 +284,7 @@ def _write_rows(path: Path, rows: list[dict[str, Any]], broken: bool) -> None:
     path.write_text("\n".join([*lines[:3], "{", *lines[3:]] if broken else lines) + "\n", encoding="utf-8")
 
 
-def _write_model(folder: Path, seed: int) -> None:
+def _write_model(folder: Path, seed: int, num_layers: int) -> None:
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
     vocabulary = {token: i for i, token in enumerate(["<unk>", "<eos>", *CHARACTERS])}
@@ -298,7 +298,7 @@ def _write_model(folder: Path, seed: int) -> None:
         vocab_size=len(vocabulary),
         hidden_size=16,
         intermediate_size=32,
-        num_hidden_layers=1,
+        num_hidden_layers=num_layers,
         num_attention_heads=2,
         initializer_range=0.3,
         max_position_embeddings=8192,
