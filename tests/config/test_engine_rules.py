@@ -77,7 +77,7 @@ def test_options_of_other_engines_say_where_they_belong():
 
 def test_a_temperature_that_vllm_does_not_take_is_refused_before_anything_starts():
     message = refusal(rollout={"temperature": 2.5})
-    assert message.startswith("rollout.temperature must be at most 2 with engine.kind = vllm, got 2.5: its servers")
+    assert message.startswith("rollout.temperature must be at most 2 with engine.kind = vllm, got 2.5: vLLM takes")
 
 
 def test_adapters_are_refused_beside_replicas_alone():

@@ -235,8 +235,8 @@ def end_of_sample(
     """Why a sample ended. An end id exactly at the limit is "stop".
 
     Args:
-        said: by the server.
-        name: whose server it is.
+        said: by what sampled it.
+        name: of what sampled it.
 
     Raises:
         EngineError: it should not have ended there.
@@ -248,6 +248,6 @@ def end_of_sample(
     if len(tokens) == request.sampling.max_response_tokens:
         return "length"
     raise EngineError(
-        f"{name} server ended a sample after {len(tokens)} of {request.sampling.max_response_tokens} tokens, without an end "
+        f"{name} ended a sample after {len(tokens)} of {request.sampling.max_response_tokens} tokens, without an end "
         f"token, and calls that {said!r}."
     )
