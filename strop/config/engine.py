@@ -178,9 +178,9 @@ class VLLMInProcessOptions(Options):
     """Samples with vLLM in this process, which copies the trainer's weights after each step; for a run on one device."""
 
     why_not: ClassVar[dict[str, str]] = {
-        "max_sequences": "has none: vLLM decides how many sequences it samples at once; engine.engine_args takes --max-num-seqs",
-        "max_cache_tokens": "has none: vLLM sizes its own cache; engine.engine_args takes --gpu-memory-utilization",
-        "server_args": "has none: there is no server; what it would take stands in engine.engine_args",
+        "max_sequences": "has none: vLLM decides how many sequences it samples at once; engine_args takes --max-num-seqs",
+        "max_cache_tokens": "has none: vLLM sizes its own cache; engine_args takes --gpu-memory-utilization",
+        "server_args": "has none: there is no server; what it would take stands in engine_args",
         "pause_mode": "has none: samples in flight go on with new weights",
         **dict.fromkeys(
             ("num_replicas", "num_servers"), "has none: one vLLM runs in this process; servers may be several"

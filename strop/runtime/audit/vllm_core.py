@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from strop.engines.served.process import Served
 from strop.engines.vllm.core import Asked, Sampled
@@ -38,7 +38,7 @@ class CoreStandIn(stand_in.StandIn):
     """
 
     max_positions = MAX_MODEL_LEN
-    did = Counter[str]()  # what all of them were asked to do, but for sampling
+    did: ClassVar[Counter[str]] = Counter()  # what all of them were asked to do, but for sampling
 
     def __init__(self, served: Served, args: Sequence[str], *, can_sleep: bool) -> None:
         self._own, self._can_sleep = shapes_in(Path(served.path)), can_sleep

@@ -1,6 +1,5 @@
-"""How a model of vLLM takes weights in place. It is imported by the server's workers, as strop_vllm.py is, and by strop where vLLM
-runs in its own process; it imports nothing of strop.
-"""
+"""How a model of vLLM takes weights in place. It is imported by the server's workers, as strop_vllm.py is, and by strop where
+vLLM runs in its own process; it imports nothing of strop."""
 
 from __future__ import annotations
 
