@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from pydantic import ValidationError
 from torch import Tensor
 
 from strop.engines.served.process import Served
@@ -202,11 +203,8 @@ def _as_it_was() -> Iterator[None]:
 
 
 def _first_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    is_of_fields = (
-        len(lines) > 2 and "validation error" in lines[0]
-    )  # pydantic: a count, a name, and then what is wrong
-    return f"{type(error).__name__}: {' '.join(lines[1:2] if is_of_fields else lines[:1])}"
+    said = str(error.errors()[0]["msg"]) if isinstance(error, ValidationError) else str(error)
+    return f"{type(error).__name__}: {next(iter(said.strip().splitlines()), '')}"
 
 
 def _sampled(output: Any) -> Sampled:
