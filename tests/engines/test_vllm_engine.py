@@ -12,7 +12,7 @@ from made_servers import REQUESTS, agree, all_of, changed, drop, on, own, refuse
 
 from strop.config import VLLMEngineOptions
 from strop.engines.vllm.engine import VLLMEngine
-from strop.runtime.audit.teacher_server import serving
+from strop.runtime.audit.teacher_server import Refused, serving
 from strop.runtime.audit.vllm_server import StandIn
 from strop.types import EngineError, GuardError, ModelError, UserError, WaitError
 
@@ -168,6 +168,19 @@ def test_a_server_that_is_lost_again_and_again_ends_the_run(vllm, server):
     server.begin(on("/generate", drop, calls=range(1, 100)))
     with pytest.raises(EngineError, match=r"was lost 3 times in a row \(engine\.max_restarts = 2\): /inference"):
         vllm(all_of([request([3])]), max_restarts=2)
+
+
+def test_a_refusal_after_which_the_server_closes_the_connection_is_no_loss(vllm, server):
+    health = on("/health", drop, calls=(2,))  # the first is that of its start
+
+    def spoil(path, body, answer):
+        if path.endswith("/generate"):
+            raise Refused(500, "no such thing")
+        return health(path, body, answer)
+
+    server.begin(spoil)
+    with pytest.raises(EngineError, match=r"refuses /inference/v1/generate \(500\): no such thing"):
+        vllm(all_of([request([3])]), max_restarts=0)
 
 
 def test_a_server_that_does_not_answer_is_named_when_its_time_is_over(vllm, server):

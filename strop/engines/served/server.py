@@ -151,12 +151,17 @@ class Server(ABC):
         return await self.answers("/health")
 
     async def answers(self, path: str) -> bool:
-        """True where it answers so, and that all is well."""
-        try:
-            answer = await self._client.get(self.address + path, timeout=_HEALTH_S)
-        except httpx2.TransportError:
-            return False
-        return answer.status_code == 200
+        """True where it answers so, and that all is well. A server may close a connection with an error that it answered: one
+        that breaks is opened anew, once."""
+        for _ in range(2):
+            try:
+                answer = await self._client.get(self.address + path, timeout=_HEALTH_S)
+            except (httpx2.RemoteProtocolError, httpx2.ReadError, httpx2.WriteError):
+                continue
+            except httpx2.TransportError:
+                return False
+            return answer.status_code == 200
+        return False
 
     async def is_up(self) -> bool:
         """True where it can be greeted. Asked while nobody gives it weights."""
