@@ -34,12 +34,12 @@ def examine() -> Iterator[str]:
         properties = torch.cuda.get_device_properties(index)
         yield f"  cuda:{index} {properties.name}, {properties.total_memory / 2**30:.0f} GiB"
     yield "engines:"
-    yield "  torch   yes: in this process"
-    yield f"  vllm    yes: {_about_servers(VLLMEngineOptions().python, 'make vllm-env')}"
-    yield f"  vllm_in_process {_about_vllm_here()}"
-    yield f"  sglang  yes: {_about_servers(SGLangEngineOptions().python, 'pip install sglang into .venv-sglang')}"
+    yield "  torch            yes: in this process"
+    yield f"  vllm             yes: {_about_servers(VLLMEngineOptions().python, 'make vllm-env')}"
+    yield f"  vllm_in_process  {_about_vllm_here()}"
+    yield f"  sglang           yes: {_about_servers(SGLangEngineOptions().python, 'pip install sglang into .venv-sglang')}"
     yield "trainers:"
-    yield f"  torch   yes: {_about_processes()}"
+    yield f"  torch            yes: {_about_processes()}"
     yield f"reward.kind = code: {_about_programs()}"
     if find_spec("reasoning_gym") is None:
         yield "data.kind = reasoning_gym: no; pip install 'strop[tasks]'"

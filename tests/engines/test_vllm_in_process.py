@@ -141,6 +141,17 @@ def test_after_its_end_it_starts_anew_with_the_weights_that_it_was_made_with(vll
     assert told == ["vLLM starts in this process"] * 2
 
 
+def test_a_vllm_that_does_not_start_is_not_started_again_for_every_prompt(vllm, monkeypatch):
+    def refuse(core, served, args, *, can_sleep):
+        raise UserError("it does not start")
+
+    monkeypatch.setattr(CoreStandIn, "__init__", refuse)
+    told = []
+    with pytest.raises(UserError, match="it does not start"):
+        vllm(lambda engine: asyncio.gather(*map(engine.generate, REQUESTS)), tell=told.append)
+    assert len(told) == 1
+
+
 @pytest.mark.parametrize("act", ["step", "update"])
 def test_what_vllm_fails_with_ends_the_run_and_is_told(vllm, monkeypatch, act):
     def fail(*given):

@@ -64,10 +64,10 @@ class Core:
         self.check()
         for name, value in _OWN_DEFAULTS.items():
             os.environ.setdefault(name, value)
-        given = [*engine_args(served), *_OWN_ARGS, *args]
+        given = [*engine_args(served), *_OWN_ARGS, *(["--enable-sleep-mode"] if can_sleep else []), *args]
         with _as_it_was():
             try:
-                self._engine = _start([*given, *(["--enable-sleep-mode"] if can_sleep else [])])
+                self._engine = _start(given)
             except (UserError, KeyboardInterrupt):
                 raise
             except Exception as error:

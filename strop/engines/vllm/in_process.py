@@ -14,7 +14,16 @@ from strop.engines.served.process import Served
 from strop.engines.served.server import check_finite, end_of_sample, versions_of
 from strop.engines.vllm.core import Asked, Core, Sampled
 from strop.engines.vllm.samples import SCORE, sample_body
-from strop.types import Completion, EngineError, GenerateRequest, Metric, StepMetrics, StropError, WeightSource
+from strop.types import (
+    Completion,
+    EngineError,
+    GenerateRequest,
+    Metric,
+    StepMetrics,
+    StropError,
+    UserError,
+    WeightSource,
+)
 
 
 class VLLMInProcess:
@@ -49,6 +58,7 @@ class VLLMInProcess:
         self._weights = to_read_twice(weights)
         self._own = {name: tuple(tensor.shape) for name, tensor in self._weights}
         self._core: Any = None
+        self._refusal: UserError | None = None  # what vLLM did not start for
         self._versions: dict[str, int] = {}  # label to policy version; empty: no weights were given yet
         self._is_asleep = False
         self._names, self._wanted, self._unwanted = count(), list[Asked](), list[str]()  # told before the next step
@@ -134,10 +144,15 @@ class VLLMInProcess:
 
     def _open(self) -> None:
         """vLLM is there, and awake."""
+        if self._refusal is not None:  # told once, and not tried again for every prompt
+            raise self._refusal
         if self._core is None:
             self._tell("vLLM starts in this process")
-            options = self.options
-            self._core = type(self).core(self._served, options.engine_args, can_sleep=options.sleep)
+            try:
+                self._core = type(self).core(self._served, self.options.engine_args, can_sleep=self.options.sleep)
+            except UserError as error:
+                self._refusal = error
+                raise
         elif self._is_asleep:
             _asked(self._core.wake_up)
             self._is_asleep = False
@@ -160,7 +175,6 @@ class VLLMInProcess:
     async def _drive(self) -> None:
         """Make steps until nobody waits. Yields to other tasks after every step."""
         try:
-            await asyncio.sleep(0)  # requests of the same moment start together
             while self._waits:
                 wanted = [one for one in self._wanted if one.name in self._waits]
                 unwanted, self._wanted, self._unwanted = self._unwanted, [], []
