@@ -112,6 +112,15 @@ def test_a_seed_gives_the_same_sample_again_and_another_seed_another(model, fold
     assert all(one != other for one, other in tokens)
 
 
+def test_more_prompts_come_at_once_than_a_step_reads(model, folder, chosen):
+    """vLLM would read one of them in parts, and on a CPU fail with its seed."""
+    draw = torch.Generator().manual_seed(2)
+    prompts = [tuple(torch.randint(2, 30, (400,), generator=draw).tolist()) for _ in range(12)]
+    asked = [GenerateRequest(prompt, (1, 2), Sampling(max_response_tokens=3)) for prompt in prompts]
+    found = closed(engine_of(model, chosen, folder), lambda engine: sampled(engine, asked))
+    assert largest_gap(model, asked, found) < AGREES
+
+
 @pytest.mark.parametrize("mode", ["keep", "wait", "abort"])
 def test_samples_in_flight_go_on_wait_or_end_as_the_pause_mode_says(model, address, mode):
     def asked(length):

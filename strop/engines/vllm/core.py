@@ -24,7 +24,7 @@ from strop.types import ModelError, UserError, WeightSource
 
 _IN_PROCESS = "VLLM_ENABLE_V1_MULTIPROCESSING"  # "0" while it starts
 _OWN_ARGS = ("--skip-tokenizer-init", "--no-async-scheduling", "--no-use-tqdm-on-load")
-_OWN_DEFAULTS = {**DEFAULTS, "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_LOGGING_STREAM": "ext://sys.stderr"}
+_OWN_DEFAULTS = {**DEFAULTS, "VLLM_LOGGING_LEVEL": "CRITICAL", "VLLM_LOGGING_STREAM": "ext://sys.stderr"}
 
 
 class Asked(NamedTuple):

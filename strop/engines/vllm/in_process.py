@@ -208,4 +208,6 @@ def _asked(work: Callable[..., Any], *given: Any) -> Any:
     except StropError:
         raise
     except Exception as error:
-        raise EngineError(f"vLLM failed in this process: {type(error).__name__}: {error}") from error
+        raise EngineError(
+            f"vLLM failed in this process: {type(error).__name__}: {error}. With VLLM_LOGGING_LEVEL=INFO it says more."
+        ) from error
