@@ -93,10 +93,13 @@ def tokens_sampled(address):
         )
 
 
-async def until_sampled(address, num_tokens):
-    """Wait until a server has sampled so many since its start."""
+async def until_sampled(address, num_tokens, *, holds=False):
+    """Wait until a server has sampled so many since its start; `holds`: it goes no further then until somebody resumes it."""
     while await asyncio.to_thread(tokens_sampled, address) < num_tokens:
         await asyncio.sleep(0.005)
+    if holds:
+        hold = urllib.request.Request(f"{address}/pause?mode=keep", method="POST")
+        await asyncio.to_thread(lambda: urllib.request.urlopen(hold, timeout=30).close())
 
 
 def servers_below(pid):
