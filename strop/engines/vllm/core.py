@@ -97,9 +97,7 @@ class Core:
             params = SamplingParams(**one.sampling_params, output_kind=RequestOutputKind.FINAL_ONLY)
             prompt = tokens_input(list(one.prompt), cache_salt=self.label_now())
             self._engine.add_request(one.name, prompt, params)
-        with torch.random.fork_rng(
-            devices=()
-        ):  # on a CPU vLLM draws from it, to no purpose where every sample has a seed
+        with torch.random.fork_rng(devices=()):  # a CPU's vLLM draws from it, to no purpose where samples have seeds
             return [_sampled(output) for output in self._engine.step() if output.finished]
 
     def update(self, weights: WeightSource, label: str) -> int:
