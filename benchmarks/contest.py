@@ -19,25 +19,28 @@ from importlib import metadata
 ENVIRONMENT = {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
-def run_in_turn(contestants: Mapping[str, Sequence[str]], repeats: int, threads: int) -> dict[str, dict[str, float]]:
+def run_in_turn(
+    contestants: Mapping[str, Sequence[str]], repeats: int, threads: int, *, pythons: Mapping[str, str] | None = None
+) -> dict[str, dict[str, float]]:
     """Medians of what each contestant measured.
 
     Args:
         contestants: name to the words behind `python`.
         repeats: turns of each.
         threads: of each process.
+        pythons: by name, of those that another Python runs than this one.
     """
     found: dict[str, list[dict[str, float]]] = {name: [] for name in contestants}
     for turn in range(repeats):
         for name, words in contestants.items():
             print(f"turn {turn + 1} of {repeats}: {name}", file=sys.stderr, flush=True)
-            found[name].append(_measure(words, threads))
+            found[name].append(_measure([(pythons or {}).get(name, sys.executable), *words], threads))
     return {name: {key: statistics.median(m[key] for m in turns) for key in turns[0]} for name, turns in found.items()}
 
 
 def _measure(words: Sequence[str], threads: int) -> dict[str, float]:
     environment = {**ENVIRONMENT, "OMP_NUM_THREADS": str(threads)}
-    done = subprocess.run([sys.executable, *words], env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         sys.exit(f"{' '.join(words)} failed:\n{done.stderr[-3000:]}")
     return json.loads(done.stdout.strip().splitlines()[-1])

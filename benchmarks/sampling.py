@@ -1,9 +1,11 @@
-"""The engine `torch` against transformers' `generate`: same prompts, same lengths, same model.
+"""The engine `torch` against transformers' `generate`, and against vLLM in process where `make vllm-env` was made: same
+prompts, same lengths, same model, and as many sequences at the same time.
 
     .venv/bin/python benchmarks/sampling.py [--model FOLDER] [--repeats 5] [--threads 2]
 
-Lengths are ragged, their mean a third of the limit: each response ends where a list says, on both sides, so that the same
-tokens are made. `generate` runs until the last row ends; strop gives the slot of a finished one to the next.
+Lengths are ragged, their mean a third of the limit: each response ends where a list says, on all sides, so that the same
+tokens are made. `generate` runs until the last row ends; strop and vLLM give the slot of a finished one to the next. strop and
+vLLM give the log-probability of every token, too.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 SLOTS = 32  # of the engine
+VLLM = ".venv-vllm/bin/python"
 # name -> prompts, samples of each, prompt tokens, limit of response tokens
 CASES = {
     "32 sequences": (32, 1, 16, 96),
@@ -37,17 +40,22 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5, help="turns of each (default 5)")
     parser.add_argument("--threads", type=int, default=2, help="of each process (default 2)")
     parser.add_argument("--cases", nargs="*", default=list(CASES), choices=list(CASES))
-    parser.add_argument("--contestant", choices=["strop", "generate"], help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--vllm", default=VLLM, help=f"Python that has vLLM and strop, if there is one (default {VLLM})"
+    )
+    parser.add_argument("--contestant", choices=list(CONTESTANTS), help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.contestant:
-        {"strop": by_strop, "generate": by_generate}[given.contestant](given.model, *CASES[given.cases[0]])
+        CONTESTANTS[given.contestant](given.model, *CASES[given.cases[0]])
         return
+    names = [name for name in CONTESTANTS if name != "vllm" or Path(given.vllm).exists()]
     table = Table("", "", "tokens/s", "speed", "peak MB", title="sampling, ragged lengths")
     with tempfile.TemporaryDirectory() as folder:
         model = given.model or longer(quickstart_model(Path(folder)))
         for case in given.cases:
             words = [__file__, "--model", model, "--cases", case, "--contestant"]
-            found = run_in_turn({n: [*words, n] for n in ("strop", "generate")}, given.repeats, given.threads)
+            contestants, pythons = {n: [*words, n] for n in names}, {"vllm": given.vllm}
+            found = run_in_turn(contestants, given.repeats, given.threads, pythons=pythons)
             for name, m in found.items():
                 speed = found["generate"]["seconds"] / m["seconds"]
                 table.add_row(case, name, f"{m['tokens'] / m['seconds']:.0f}", f"{speed:.2f}x", f"{m['peak_mb']:.0f}")
@@ -77,10 +85,28 @@ def by_strop(model: str, *case: int) -> None:
     from strop.config.training import ModelOptions
     from strop.engines import TorchEngine
     from strop.runtime.models import load_model
+
+    network = load_model(ModelOptions(path=model)).model
+    by_engine(TorchEngine(network, stop_token_ids=[], max_sequences=SLOTS), list(network.named_parameters()), *case)
+
+
+def by_vllm(model: str, *case: int) -> None:
+    from strop.config import VLLMInProcessOptions
+    from strop.config.training import ModelOptions
+    from strop.engines.served.process import Served
+    from strop.engines.vllm.in_process import VLLMInProcess
+    from strop.runtime.models import load_model
+
+    options = VLLMInProcessOptions(engine_args=("--max-num-seqs", str(SLOTS)))
+    weights = list(load_model(ModelOptions(path=model)).model.named_parameters())
+    by_engine(VLLMInProcess(options, Served(model, "float32", on_cpu=True), weights, stop_token_ids=[]), weights, *case)
+
+
+def by_engine(engine: Any, weights: Any, *case: int) -> None:
+    """Sample twice, with weights that come in between, as in training: nothing of prompts is remembered."""
     from strop.types import GenerateRequest, Sampling
 
     ids, lengths, samples = work(*case)
-    engine = TorchEngine(load_model(ModelOptions(path=model)).model, stop_token_ids=[], max_sequences=SLOTS)
     requests = [
         GenerateRequest(tuple(prompt), tuple(range(samples)), Sampling(max_response_tokens=length))
         for prompt, length in zip(ids, lengths, strict=True)
@@ -91,6 +117,7 @@ def by_strop(model: str, *case: int) -> None:
         return sum(len(completion.tokens) for group in groups for completion in group)
 
     asyncio.run(everything())
+    asyncio.run(engine.update_weights(weights, 1))
     start = time.perf_counter()
     tokens = asyncio.run(everything())
     report(seconds=time.perf_counter() - start, tokens=tokens)
@@ -121,6 +148,8 @@ def by_generate(model: str, *case: int) -> None:
         everything()
     report(seconds=time.perf_counter() - start, tokens=int(flat.sum()))
 
+
+CONTESTANTS = {"strop": by_strop, "generate": by_generate, "vllm": by_vllm}
 
 if __name__ == "__main__":
     main()

@@ -13,6 +13,7 @@ from strop.config.engine import (
     SGLangEngineOptions,
     TorchEngineOptions,
     VLLMEngineOptions,
+    VLLMInProcessOptions,
 )
 from strop.config.evaluation import EvalOptions, EvalSetOptions
 from strop.config.filtering import CurriculumOptions, FilterOptions, LengthPenaltyOptions
@@ -72,6 +73,7 @@ __all__ = [
     "TorchTrainerOptions",
     "TrainConfig",
     "VLLMEngineOptions",
+    "VLLMInProcessOptions",
     "ValidationOptions",
     "is_address",
     "load_config",

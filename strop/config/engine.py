@@ -174,6 +174,39 @@ class VLLMEngineOptions(ServedEngineOptions):
             yield Idle("transfer_changes_only", "is only used with engine.transfer = files")
 
 
+class VLLMInProcessOptions(Options):
+    """Samples with vLLM in this process, which copies the trainer's weights after each step; for a run on one device."""
+
+    why_not: ClassVar[dict[str, str]] = {
+        "max_sequences": "has none: vLLM decides how many sequences it samples at once; engine_args takes --max-num-seqs",
+        "max_cache_tokens": "has none: vLLM sizes its own cache; engine_args takes --gpu-memory-utilization",
+        "server_args": "has none: there is no server; what it would take stands in engine_args",
+        "pause_mode": "has none: samples in flight go on with new weights",
+        **dict.fromkeys(
+            ("num_replicas", "num_servers"), "has none: one vLLM runs in this process; servers may be several"
+        ),
+        **dict.fromkeys(
+            ("transfer", "transfer_folder", "transfer_changes_only"), "has none: weights are copied within this process"
+        ),
+        **dict.fromkeys(
+            ("addresses", "router", "python", "start_timeout_s", "request_timeout_s", "max_restarts"),
+            "has none: there is no server",
+        ),
+        "deterministic": "has none: vLLM draws each sample from its own seed",
+    }
+
+    kind: Literal["vllm_in_process"] = "vllm_in_process"
+    engine_args: tuple[str, ...] = Field(
+        default=(),
+        description='More arguments for vLLM, as vllm serve takes them: ["--max-model-len", "4096"].',
+    )
+    sleep: bool = Field(
+        default=False,
+        description="While the trainer works vLLM keeps its weights in host memory and gives up that of the GPU, which both "
+        "share. vLLM refuses it on a CPU.",
+    )
+
+
 class SGLangEngineOptions(ServedEngineOptions):
     """Samples in SGLang servers, which are given new weights after each step. Those that are not there strop starts itself."""
 
@@ -236,4 +269,6 @@ class SGLangEngineOptions(ServedEngineOptions):
                 )
 
 
-EngineOptions = Annotated[TorchEngineOptions | VLLMEngineOptions | SGLangEngineOptions, Field(discriminator="kind")]
+EngineOptions = Annotated[
+    TorchEngineOptions | VLLMEngineOptions | VLLMInProcessOptions | SGLangEngineOptions, Field(discriminator="kind")
+]

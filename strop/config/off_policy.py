@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from strop.config.base import Problem
-from strop.config.engine import ServedEngineOptions
+from strop.config.engine import ServedEngineOptions, VLLMInProcessOptions
 from strop.config.policy_loss import PolicyLossBase, PolicyLossOptions
 from strop.config.sampling import FunctionRewardOptions
 from strop.config.tree import variants
@@ -78,8 +78,8 @@ def problems_beside(config: TrainConfig) -> Iterator[Problem]:
             f"must be drop {beside}, got keep: groups that wait would be older than that. With rollout.streaming surplus "
             "groups join the next step by themselves, as long as they may.",
         )
-    if isinstance(config.engine, ServedEngineOptions) and config.engine.sleep:
-        yield Problem("engine.sleep", f"must be false {beside}, got true: the servers sample while the trainer works.")
+    if isinstance(config.engine, ServedEngineOptions | VLLMInProcessOptions) and config.engine.sleep:
+        yield Problem("engine.sleep", f"must be false {beside}, got true: the engine samples while the trainer works.")
     if config.run.profile_steps:
         yield Problem(
             "run.profile_steps",

@@ -10,7 +10,7 @@ from strop.config import distillation, off_policy
 from strop.config.advantage import NEEDS_GROUP, TAKES_TOKEN_REWARDS
 from strop.config.base import Derived, Idle, Problem
 from strop.config.critic import CriticOptions
-from strop.config.engine import VLLM_HOTTEST, TorchEngineOptions
+from strop.config.engine import VLLM_HOTTEST, TorchEngineOptions, VLLMInProcessOptions
 from strop.config.filtering import PerTokenPenaltyOptions, SoftOverlongOptions
 from strop.config.lora import LoraOptions
 from strop.config.sampling import FunctionRewardOptions, SlimeRewardOptions, rewarded_per
@@ -50,15 +50,34 @@ def _engine(config: TrainConfig) -> Iterator[Problem]:
                 "weights, and adapters are not added to them yet.",
             )
         return
-    if config.engine.kind != "vllm":
+    if isinstance(config.engine, VLLMInProcessOptions):
+        yield from _in_process(config)
+    if config.engine.kind not in ("vllm", "vllm_in_process"):
         return
     asked = {f"eval.{f'sets.{name}.' if name else ''}": own.temperature for name, own in config.eval.all_sets.items()}
     for table, temperature in {"rollout.": config.rollout.temperature, **asked}.items():
         if temperature is not None and temperature > VLLM_HOTTEST:
             yield Problem(
                 f"{table}temperature",
-                f"must be at most {VLLM_HOTTEST:g} with engine.kind = vllm, got {temperature:g}: its servers take no other.",
+                f"must be at most {VLLM_HOTTEST:g} with engine.kind = {config.engine.kind}, got {temperature:g}: vLLM takes no "
+                "other.",
             )
+
+
+def _in_process(config: TrainConfig) -> Iterator[Problem]:
+    number, device = config.trainer.num_processes, config.model.device
+    if number > 1:
+        yield Problem(
+            "trainer.num_processes",
+            f"must be 1 with engine.kind = vllm_in_process, got {number}: vLLM would have to join the "
+            "trainer's processes. Use servers (engine.kind = vllm).",
+        )
+    if device.startswith("cuda:"):
+        yield Problem(
+            "model.device",
+            f"must be auto, cuda or cpu with engine.kind = vllm_in_process, got {device}: vLLM takes the first GPU that it "
+            "sees. CUDA_VISIBLE_DEVICES says which that is.",
+        )
 
 
 def _scorers(config: TrainConfig) -> Iterator[Problem]:

@@ -1,4 +1,4 @@
-"""Whether weights are those of a model: names and shapes, looked at before anything is copied or sent."""
+"""What fits a model: weights by names and shapes, and requests by their length, looked at before anything is copied or sent."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from torch import Tensor
 
 from strop.engines.vllm.remote.strop_weights import WrongWeights, check_fits
-from strop.types import ModelError
+from strop.types import GenerateRequest, ModelError, UserError
 
 
 def to_read_twice(weights: Iterable[tuple[str, Tensor]]) -> Iterable[tuple[str, Tensor]]:
@@ -30,3 +30,24 @@ def check_weights(given: Mapping[str, tuple[int, ...]], own: Mapping[str, tuple[
         check_fits(given, own)
     except WrongWeights as error:
         raise ModelError(f"weights do not fit {of}: {error}") from None
+
+
+def check_request(request: GenerateRequest, limit: int | None, *, of: str, or_else: str = "") -> None:
+    """Refuse a request that is empty, or longer than the model reads.
+
+    Args:
+        limit: positions that it reads; none or 0: as many as there are.
+        of: whose positions they are, for the message.
+        or_else: what may be done beside shortening it.
+
+    Raises:
+        UserError: it says what to do.
+    """
+    if not request.prompt_tokens:
+        raise UserError("a prompt must have at least one token.")
+    if limit and request.num_positions > limit:
+        ways = ["Lower the response limit", "shorten prompts", *([or_else] if or_else else [])]
+        raise UserError(
+            f"prompt and response must fit {of} {limit} positions, got {len(request.prompt_tokens)} prompt tokens + "
+            f"{request.sampling.max_response_tokens} response tokens. {', '.join(ways[:-1])} or {ways[-1]}."
+        )

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from strop.engines.choose import choose_decoder
 from strop.engines.decoders import Decoder, max_positions
-from strop.engines.fit import check_weights, to_read_twice
+from strop.engines.fit import check_request, check_weights, to_read_twice
 from strop.engines.slots import Slots
 from strop.types import (
     Completion,
@@ -138,20 +138,13 @@ class TorchEngine:
         return next(self.model.parameters()).device
 
     def _check(self, request: GenerateRequest) -> None:
-        limit = self._max_positions
-        if limit is not None and request.num_positions > limit:
-            raise UserError(
-                f"prompt and response must fit the model's {limit} positions, got {len(request.prompt_tokens)} prompt tokens "
-                f"+ {request.sampling.max_response_tokens} response tokens. Lower the response limit or shorten prompts."
-            )
+        check_request(request, self._max_positions, of="the model's")
         most = self.max_cache_tokens
         if most is not None and request.num_positions > most:
             raise UserError(
                 f"engine.max_cache_tokens must hold a whole prompt and response, got {most} for {len(request.prompt_tokens)} "
                 f"prompt tokens + {request.sampling.max_response_tokens} response tokens."
             )
-        if not request.prompt_tokens:
-            raise UserError("a prompt must have at least one token.")
 
     async def _drive(self) -> None:
         """Fill slots, sample one token in each, until nobody waits. Yields to other tasks after every step."""

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from strop import interrupts
+from strop.config import ServedEngineOptions
 from strop.config.advantage import NEEDS_GROUP, TAKES_TOKEN_REWARDS
 from strop.rewards import Ahead, penalise
 from strop.rollout import TokenBudget, all_in_time, mix_seed, not_there, sample_group
@@ -141,7 +142,7 @@ async def sample(
             ahead.put(turn, group.rollouts)
         return group
 
-    has_servers = session.config.engine.kind != "torch"
+    has_servers = isinstance(session.config.engine, ServedEngineOptions)
     with session.console.phase("sample", len(prompts) * options.group_size, is_idle=has_servers):
         groups = await all_in_time(
             [one(turn, number, prompt) for turn, (number, prompt) in enumerate(prompts)],

@@ -36,12 +36,13 @@ def examine() -> Iterator[str]:
         properties = torch.cuda.get_device_properties(index)
         yield f"  cuda:{index} {properties.name}, {properties.total_memory / 2**30:.0f} GiB"
     yield "engines:"
-    yield "  torch   yes: in this process"
-    yield f"  vllm    yes: {_about_servers(VLLMEngineOptions().python, 'make vllm-env')}"
-    yield f"  sglang  yes: {_about_servers(SGLangEngineOptions().python, 'pip install sglang into .venv-sglang')}"
+    yield "  torch            yes: in this process"
+    yield f"  vllm             yes: {_about_servers(VLLMEngineOptions().python, 'make vllm-env')}"
+    yield f"  vllm_in_process  {_about_vllm_here()}"
+    yield f"  sglang           yes: {_about_servers(SGLangEngineOptions().python, 'pip install sglang into .venv-sglang')}"
     yield "trainers:"
-    yield f"  torch   yes: {_about_processes()}"
-    yield f"  megatron {_about_megatron()}"
+    yield f"  torch            yes: {_about_processes()}"
+    yield f"  megatron         {_about_megatron()}"
     yield f"reward.kind = code: {_about_programs()}"
     if find_spec("reasoning_gym") is None:
         yield "data.kind = reasoning_gym: no; pip install 'strop[tasks]'"
@@ -53,6 +54,13 @@ def _about_servers(python: str, install: str) -> str:
     if Path(python).exists():
         return f"{there}, or that strop starts with {python}"
     return f"{there}; for those that strop starts {install}, or name engine.python"
+
+
+def _about_vllm_here() -> str:
+    """Whether this environment has vLLM."""
+    if find_spec("vllm") is None:
+        return "no: vLLM cannot be imported here; make vllm-env makes an environment with both, .venv-vllm/bin/strop"
+    return "yes: in this process"
 
 
 def _about_processes() -> str:

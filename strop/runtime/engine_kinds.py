@@ -1,12 +1,25 @@
-"""The kinds of engines whose samples come from servers, by the name that `engine.kind` has for them."""
+"""What the kinds of engines beside `torch` need, by the name that `engine.kind` has for them."""
 
 from __future__ import annotations
 
-from strop.engines.served.engine import ServedEngine
+from typing import TYPE_CHECKING
+
+from strop.config import EngineOptions, VLLMInProcessOptions
+
+if TYPE_CHECKING:
+    from strop.engines.served.engine import ServedEngine
+
+
+def check_engine(options: EngineOptions) -> None:
+    """Raises UserError where an engine needs what is not installed here."""
+    if isinstance(options, VLLMInProcessOptions):
+        from strop.engines.vllm.in_process import VLLMInProcess
+
+        VLLMInProcess.core.check()
 
 
 def served_engine(kind: str) -> type[ServedEngine]:
-    """The engine of a kind."""
+    """The engine of a kind whose samples come from servers."""
     if kind == "vllm":
         from strop.engines.vllm.engine import VLLMEngine
 

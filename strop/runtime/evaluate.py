@@ -13,6 +13,7 @@ from strop.config import TrainConfig
 from strop.observe.console import Console, QuietConsole
 from strop.rewards import make_scorer
 from strop.runtime.cluster.connection import check_has_room
+from strop.runtime.engine_kinds import check_engine
 from strop.runtime.evaluation import Evaluation, answer_all
 from strop.runtime.models import check_stop_token_ids, load_model, set_threads
 from strop.runtime.run_folder import RunFolder
@@ -43,6 +44,7 @@ def evaluate(config: TrainConfig, *, console: Console | None = None) -> Evaluati
         scorers = make_eval_scorers(config, of_run)
         for scorer in scorers.values():
             everything.callback(scorer.close)
+        check_engine(config.engine)
         set_threads(config.trainer.num_threads)
         loaded = load_model(config.model)
         check_stop_token_ids(loaded, config.rollout.stop_token_ids)

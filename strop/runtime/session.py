@@ -12,7 +12,7 @@ from typing import Any
 
 from strop import interrupts
 from strop.algorithms import PolicyObjective
-from strop.config import DataOptions, RewardOptions, TorchEngineOptions, TrainConfig, to_toml
+from strop.config import DataOptions, RewardOptions, TorchEngineOptions, TrainConfig, VLLMInProcessOptions, to_toml
 from strop.data import Cursor, load_prompts, make_cursor
 from strop.engines import TorchEngine
 from strop.observe.console import Console
@@ -22,6 +22,7 @@ from strop.rollout.single_turn import Decode
 from strop.runtime.best import Best
 from strop.runtime.cluster.connection import check_has_room, room_of_run
 from strop.runtime.critics import open_critic
+from strop.runtime.engine_kinds import check_engine, served_engine
 from strop.runtime.evaluation import Evaluation, HeldOut, response_limit
 from strop.runtime.from_rollouts import RecordedRollouts, open_recorded
 from strop.runtime.guard_memory import GuardMemory
@@ -231,6 +232,7 @@ def open_sampling(
     check_has_room(config)
     set_threads(config.trainer.num_threads, num_processes=config.trainer.num_processes)
     check_peft(config.lora)
+    check_engine(config.engine)
     interrupts.check()
     loaded = load_model(config.model)
     interrupts.check()
@@ -313,10 +315,13 @@ def make_engine(config: TrainConfig, loaded: LoadedModel, console: Console) -> E
             return ReplicaEngine(config, room_of_run(), weights, stop_token_ids=ids, tell=console.warn)
         return TorchEngine(model, stop_token_ids=ids, **options.of_each)
     from strop.engines.served.process import Served
-    from strop.runtime.engine_kinds import served_engine
 
     on_cpu = next(model.parameters()).device.type == "cpu"
     served = Served(config.model.path, config.model.dtype, on_cpu, config.model.trust_remote_code)
+    if isinstance(options, VLLMInProcessOptions):
+        from strop.engines.vllm.in_process import VLLMInProcess
+
+        return VLLMInProcess(options, served, WholeWeights(model), stop_token_ids=ids, tell=console.note)
     room, engine, server = room_of_run(), served_engine(options.kind), None
     if room is not None and options.starts_servers:
         from strop.runtime.cluster.servers import ServersOnNodes

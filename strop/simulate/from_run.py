@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from strop.config.engine import VLLMInProcessOptions
 from strop.config.load import load_config
 from strop.config.root import TrainConfig
 from strop.config.simulation import SimulationConfig
@@ -18,7 +19,11 @@ from strop.observe.rollout_file import step_files
 from strop.simulate.engine import decode_seconds
 from strop.types import DataError, UserError
 
-_SEQUENCES_FLAGS = {"vllm": "--max-num-seqs", "sglang": "--max-running-requests"}
+_SEQUENCES_FLAGS = {
+    "vllm": "--max-num-seqs",
+    "vllm_in_process": "--max-num-seqs",
+    "sglang": "--max-running-requests",
+}
 _SERVER_SEQUENCES = 256  # of a server that is not told otherwise: vLLM's default; SGLang's follows from its memory
 _TOLD_APART = 1.5  # by this factor the ratio of two parts must differ between steps
 _TRAINING = ("logprobs", "teacher", "train")  # phases between scores and new weights
@@ -148,17 +153,18 @@ def fit(runs: Sequence[MeasuredRun]) -> dict[str, Any]:
 
 
 def _engines(config: TrainConfig) -> dict[str, Any]:
-    """The engine in the trainer's process shares its GPUs; servers have their own."""
+    """An engine in the trainer's process shares its GPUs; servers have their own."""
     engine = config.engine
     if engine.kind == "torch":
         return {"num_engines": 1, "max_sequences": engine.max_sequences, "shared_gpus": True}
-    args = [part for arg in engine.server_args for part in arg.split("=")]
+    is_here = isinstance(engine, VLLMInProcessOptions)
+    args = [part for arg in (engine.engine_args if is_here else engine.server_args) for part in arg.split("=")]
     flag = _SEQUENCES_FLAGS[engine.kind]
     sequences = args[args.index(flag) + 1] if flag in args[:-1] else ""
     return {
-        "num_engines": len(engine.addresses) or engine.num_servers,
+        "num_engines": 1 if is_here else len(engine.addresses) or engine.num_servers,
         "max_sequences": int(sequences) if sequences.isdigit() else _SERVER_SEQUENCES,
-        "shared_gpus": False,
+        "shared_gpus": is_here,
     }
 
 

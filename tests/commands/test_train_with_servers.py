@@ -1,4 +1,5 @@
-"""strop train with engines whose samples come from servers, against small ones that sample as the engine torch does."""
+"""strop train with engines whose samples come from servers, or from vLLM in this process, against what stands for them and
+samples as the engine torch does."""
 
 from pathlib import Path
 
@@ -7,8 +8,10 @@ from commands.small_runs import metrics, read_lines, same_weights, small_once, s
 
 from strop.runtime.audit import engine_servers, sglang_server, vllm_server
 from strop.runtime.audit.teacher_server import Dropped, serving
+from strop.runtime.audit.vllm_core import in_place_of_vllm
 
 KINDS = {"vllm": vllm_server.StandIn, "sglang": sglang_server.StandIn}
+IN_PROCESS = ("--engine.kind", "vllm_in_process")
 OF_SERVERS = ("weights_bytes", "engine_restarts")
 
 
@@ -43,8 +46,23 @@ def numbers(folder):
     return [{k: v for k, v in row.items() if k not in OF_SERVERS} for row in metrics(folder)]
 
 
+@pytest.fixture(scope="module")
+def own(small, tmp_path_factory):
+    """The numbers of a run of the engine torch."""
+    folder = tmp_path_factory.mktemp("torch") / "run"
+    train(small, folder, *small.eval_flags)
+    return numbers(folder)
+
+
+def agree(found, own):
+    assert [row.keys() for row in found] == [row.keys() for row in own]
+    skip = {"logprob_gap", "logprob_gap_max"}  # rounding themselves
+    for row, other in zip(found, own, strict=True):
+        assert [k for k in row if k not in skip and row[k] != pytest.approx(other[k], rel=2e-3, abs=1e-4)] == []
+
+
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_run_is_that_of_the_engine_torch_though_its_server_is_lost_on_the_way(small, kind, tmp_path):
+def test_a_run_is_that_of_the_engine_torch_though_its_server_is_lost_on_the_way(small, own, kind, tmp_path):
     count, server = 0, KINDS[kind](small.start)
 
     def lose(path, body, answer):
@@ -57,14 +75,31 @@ def test_a_run_is_that_of_the_engine_torch_though_its_server_is_lost_on_the_way(
     server.begin(lose)
     with serving(server) as address:
         done = train(small, tmp_path / "served", *at(kind, address), *small.eval_flags)
-    train(small, tmp_path / "own", *small.eval_flags)
-    served, own = numbers(tmp_path / "served"), numbers(tmp_path / "own")
-    assert [row.keys() for row in served] == [row.keys() for row in own]
-    skip = {"logprob_gap", "logprob_gap_max"}  # rounding themselves
-    for row, other in zip(served, own, strict=True):
-        assert [k for k in row if k not in skip and row[k] != pytest.approx(other[k], rel=2e-3, abs=1e-4)] == []
+    agree(numbers(tmp_path / "served"), own)
     assert sum(row.get("engine_restarts", 0) for row in metrics(tmp_path / "served")) == 2
     assert (done.out + done.err).count("is lost") == 2
+
+
+def test_a_run_with_vllm_in_this_process_is_that_of_the_engine_torch_and_so_is_its_evaluation(small, own, tmp_path):
+    with in_place_of_vllm():
+        train(small, tmp_path / "run", *IN_PROCESS, *small.eval_flags)
+        done = strop("eval", tmp_path / "run", *IN_PROCESS, *small.eval_flags)
+    agree(numbers(tmp_path / "run"), own)
+    rows = [row for row in read_lines(tmp_path / "run/metrics.jsonl") if row["step"]]
+    assert all(row["seconds/idle"] < row["seconds/sample"] for row in rows)  # this process is at work
+    assert done.code == 0, done.err
+    assert f"{own[-1]['eval/greedy_reward']:.3f}" in done.out
+
+
+@pytest.mark.parametrize("command", ["train", "eval"])
+def test_without_vllm_a_run_with_it_in_process_ends_before_anything_is_loaded(small, tmp_path, monkeypatch, command):
+    monkeypatch.setattr("strop.engines.vllm.core.find_spec", lambda name: None)
+    monkeypatch.setattr("strop.runtime.models.load_weights", None)  # would be called
+    folder = ("--run.folder", tmp_path / "run") if command == "train" else ()
+    done = strop(command, small.train, *IN_PROCESS, *small.eval_flags, *folder)
+    assert done.code == 2
+    assert done.err.startswith("error: engine.kind = vllm_in_process needs vLLM in the environment that runs strop")
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_run_that_is_resumed_goes_on_as_if_it_had_not_stopped(small, server, flags, tmp_path):

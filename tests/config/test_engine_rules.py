@@ -9,7 +9,8 @@ VALID = {"model": {"path": "m"}, "data": {"kind": "jsonl", "path": "d"}, "reward
 
 
 def config(kind="vllm", **engine):
-    more = {name: engine.pop(name) for name in ("rollout", "lora") if name in engine}
+    more = {name: engine.pop(name) for name in ("rollout", "lora", "trainer") if name in engine}
+    more |= {"model": VALID["model"] | engine.pop("model", {})}
     return make_config(TrainConfig, VALID | more | {"engine": {"kind": kind, **engine}}, {}, file="x.toml").engine
 
 
@@ -75,9 +76,37 @@ def test_options_of_other_engines_say_where_they_belong():
     assert "vLLM sizes its own cache" in refusal(max_cache_tokens=8)
 
 
-def test_a_temperature_that_vllm_does_not_take_is_refused_before_anything_starts():
-    message = refusal(rollout={"temperature": 2.5})
-    assert message.startswith("rollout.temperature must be at most 2 with engine.kind = vllm, got 2.5: its servers")
+@pytest.mark.parametrize(
+    "name, value, why",
+    [
+        ("addresses", ["http://a:1"], "there is no server"),
+        ("num_servers", 2, "one vLLM runs in this process; servers may be several"),
+        ("num_replicas", 2, "one vLLM runs in this process; servers may be several"),
+        ("server_args", ["--seed", "1"], "stands in engine_args"),
+        ("max_restarts", 1, "there is no server"),
+        ("transfer", "files", "weights are copied within this process"),
+        ("pause_mode", "wait", "samples in flight go on with new weights"),
+        ("max_sequences", 8, "engine_args takes --max-num-seqs"),
+    ],
+)
+def test_what_makes_no_sense_with_vllm_in_this_process_says_why(name, value, why):
+    message = refusal("vllm_in_process", **{name: value})
+    assert f"{name} belongs to kind = " in message
+    assert why in message
+
+
+def test_vllm_in_this_process_is_for_one_process_and_the_first_gpu():
+    message = refusal("vllm_in_process", trainer={"num_processes": 2})
+    assert message.startswith("trainer.num_processes must be 1 with engine.kind = vllm_in_process, got 2")
+    message = refusal("vllm_in_process", model={"device": "cuda:1"})
+    assert message.startswith("model.device must be auto, cuda or cpu with engine.kind = vllm_in_process, got cuda:1")
+    assert config("vllm_in_process", model={"device": "cuda"}).engine_args == ()
+
+
+@pytest.mark.parametrize("kind", ["vllm", "vllm_in_process"])
+def test_a_temperature_that_vllm_does_not_take_is_refused_before_anything_starts(kind):
+    message = refusal(kind, rollout={"temperature": 2.5})
+    assert message.startswith(f"rollout.temperature must be at most 2 with engine.kind = {kind}, got 2.5: vLLM takes")
 
 
 def test_adapters_are_refused_beside_replicas_alone():

@@ -69,6 +69,7 @@ def test_without_a_correction_it_is_refused(more):
         ({"rollout.from_folder": "runs"}, r"max_off_policy_steps must be 0 with rollout.from_folder, got 1"),
         ({"filter.equal_rewards": True, "filter.surplus": "keep"}, r"filter.surplus must be drop"),
         ({"engine.kind": "vllm", "engine.sleep": True}, r"engine.sleep must be false"),
+        ({"engine.kind": "vllm_in_process", "engine.sleep": True}, r"engine.sleep must be false"),
         ({"engine.kind": "sglang", "engine.sleep": True}, r"engine.sleep must be false"),
         ({"run.profile_steps": 1}, r"run.profile_steps must be 0"),
         ({"rollout.mask_older_tokens": True}, r"mask_older_tokens = True cannot act without rollout.streaming"),

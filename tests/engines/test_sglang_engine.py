@@ -1,28 +1,24 @@
 """The engine sglang, against a small server that holds to SGLang's protocol and samples by the numbers of the engine torch:
-what comes back, new weights, a router, and what becomes of servers that fail."""
+what of it is its own (test_engines_apart.py has the rest), new weights, a router, and what becomes of servers that fail."""
 
 import asyncio
-from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import tiny_models
-from made_requests import engine_of, request, run
-from made_servers import all_of, drop, on, refuse, run_closed
+from made_requests import request
+from made_servers import REQUESTS, agree, all_of, changed, drop, on, own, refuse, runner, two_of
 from safetensors.torch import load_file
 from torch.distributed import distributed_c10d as c10d
 
 from strop.config import SGLangEngineOptions
-from strop.engines.served.process import Served
 from strop.engines.sglang.engine import SGLangEngine
 from strop.engines.sglang.group_transfer import GroupTransfer
 from strop.runtime.audit import engine_servers
 from strop.runtime.audit.sglang_server import RouterStandIn, StandIn
 from strop.runtime.audit.teacher_server import serving
 from strop.types import EngineError, GuardError, ModelError, UserError, WaitError
-
-REQUESTS = [request([3, 4], seeds=(1, 2, 3)), request([5], seeds=(4,)), request([9, 8, 7, 6], seeds=(5, 6))]
 
 
 @pytest.fixture(scope="module")
@@ -35,70 +31,15 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def servers(folder):
-    """Two stand-ins and their addresses."""
-    with ExitStack() as open_servers:
-        yield [
-            (stand_in, open_servers.enter_context(serving(stand_in)))
-            for stand_in in [StandIn(folder / "model") for _ in range(2)]
-        ]
-
-
-@pytest.fixture
-def server(servers):
-    """The first of them, as one that was just started."""
-    for stand_in, _ in servers:
-        stand_in.begin()
-    return servers[0][0]
-
-
-@pytest.fixture
-def model():
-    return tiny_models.llama()
+    yield from two_of(StandIn, folder / "model")
 
 
 @pytest.fixture
 def sglang(server, servers, model):
-    """Runs work with an engine, which is closed then; options as they are given."""
-
-    def run_with(work, *, num=1, stop=(), tell=lambda words: None, of=None, transfer=None, **changes):
-        addresses = changes.pop("addresses", () if "router" in changes else [address for _, address in servers[:num]])
-        given = {"start_timeout_s": 60.0, "request_timeout_s": 60.0, **changes}
-        chosen = SGLangEngineOptions(addresses=tuple(addresses), **given)
-        weights = list((of or model).named_parameters())
-        engine = SGLangEngine(chosen, Served("", "float32", True), weights, stop_token_ids=stop, tell=tell)
-        if transfer is not None:
-            engine._fleet._transfer = transfer
-        return run_closed(engine, work)
-
-    return run_with
-
-
-def agree(found, wanted, version=0):
-    """Tokens and ends are the same, all of a version, log-probabilities up to rounding."""
-    pairs = [(a, b) for one, other in zip(found, wanted, strict=True) for a, b in zip(one, other, strict=True)]
-    assert [(a.tokens, a.finish_reason) for a, _ in pairs] == [(b.tokens, b.finish_reason) for _, b in pairs]
-    assert {v for a, _ in pairs for v in a.policy_versions} == {version}
-    assert max(abs(x - y) for a, b in pairs for x, y in zip(a.logprobs, b.logprobs, strict=True)) < 1e-4
-
-
-def own(model, *requests):
-    return run(engine_of(model), *requests)
+    return runner(SGLangEngine, SGLangEngineOptions, servers, model)
 
 
 # ---- samples ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("num", [1, 2])
-def test_samples_are_those_of_the_engine_torch(sglang, model, servers, num):
-    agree(sglang(all_of(REQUESTS), num=num), own(model, *REQUESTS))
-    assert [stand_in.num_sampled > 0 for stand_in, _ in servers] == [True, num == 2]
-
-
-def test_end_tokens_of_the_engine_and_of_the_request_end_a_sample(sglang, model):
-    asked = request([3, 4], seeds=range(1, 9), length=30, stop_token_ids=(5, 6))
-    found = sglang(all_of([asked]), stop=(7, 8, 9))
-    agree(found, run(engine_of(model, stop=(7, 8, 9)), asked))
-    assert {c.finish_reason for c in found[0]} == {"stop"}
 
 
 def test_an_end_of_the_model_that_strop_does_not_know_is_named(sglang, folder, model):
@@ -106,32 +47,15 @@ def test_an_end_of_the_model_that_strop_does_not_know_is_named(sglang, folder, m
     knows = StandIn(folder / "model")
     knows.model.generation_config.eos_token_id = 2
     with serving(knows) as address:
-        agree(sglang(all_of([asked]), stop=(2,), addresses=[address]), run(engine_of(model, stop=(2,)), asked))
+        agree(sglang(all_of([asked]), stop=(2,), addresses=[address]), own(model, asked, stop=(2,)))
         with pytest.raises(EngineError, match="SGLang takes token 2 for an end of this model, and strop does not"):
             sglang(all_of([asked]), addresses=[address])
-
-
-@pytest.mark.parametrize("sampling", [{"temperature": 0.5}, {"temperature": 0.0}], ids=["0.5", "greedy"])
-def test_logprobs_are_those_at_the_sampling_temperature(sglang, model, sampling):
-    asked = request([3, 4], seeds=(1, 2), **sampling)
-    agree(sglang(all_of([asked])), own(model, asked))
 
 
 def test_a_server_that_gives_logprobs_at_temperature_1_alone_is_refused(sglang, folder):
     refused = pytest.raises(UserError, match="start it without SGLANG_RETURN_ORIGINAL_LOGPROB")
     with serving(StandIn(folder / "model", at_temperature=False)) as address, refused:
         sglang(all_of([request([3], temperature=0.5)]), addresses=[address])
-
-
-def test_given_tokens_are_scored_as_the_engine_torch_scores_them(sglang, model):
-    tokens = [3, 4, 9, 11, 2]
-    wanted = asyncio.run(engine_of(model).logprobs(tokens))
-    assert sglang(lambda engine: engine.logprobs(tokens)) == pytest.approx(wanted, abs=1e-5)
-
-
-def test_a_prompt_too_long_for_the_server_is_refused(sglang):
-    with pytest.raises(UserError, match=r"SGLang server's 8186 positions, got 2 .* larger --context-length"):
-        sglang(all_of([request([3, 4], length=8185)]))
 
 
 @pytest.mark.parametrize(
@@ -168,7 +92,7 @@ def test_after_an_update_all_servers_sample_what_the_source_would(sglang, server
         return await asyncio.gather(*map(engine.generate, REQUESTS)), metrics
 
     found, metrics = sglang(work, num=2, transfer_folder=str(tmp_path / "weights"))
-    agree(found, own(source, *REQUESTS), version=3)
+    agree(found, own(source, *REQUESTS, version=3))
     assert metrics["weights_bytes"].value > 4 * sum(p.nbytes for p in source.parameters())  # twice, to two servers
     assert list((tmp_path / "weights").iterdir()) == []
     assert [(s.seen["pause retract"], s.seen["flush_cache"]) for s, _ in servers] == [(2, 2)] * 2
@@ -202,17 +126,8 @@ def test_no_prompt_is_read_as_weights_before_left_it(sglang, server):
         await engine.update_weights(tiny_models.llama(7).named_parameters(), 1)
         return await engine.generate(REQUESTS[0])
 
-    agree([sglang(work, pause_mode="in_place")], own(tiny_models.llama(7), REQUESTS[0]), version=1)
+    agree([sglang(work, pause_mode="in_place")], own(tiny_models.llama(7), REQUESTS[0], version=1))
     assert server.seen["prompts of other weights"] == 0
-
-
-def test_a_renamed_tensor_is_an_error_that_lists_missing_and_unexpected_names(sglang, model):
-    """Case 23, on the trainer's side, which is the only one: SGLang passes over names that its model has not."""
-    weights = dict(model.named_parameters())
-    weights["model.norm.scale"] = weights.pop("model.norm.weight")
-    with pytest.raises(ModelError) as refused:
-        sglang(lambda engine: engine.update_weights(weights.items(), 1))
-    assert "missing ['model.norm.weight'], unexpected ['model.norm.scale']" in str(refused.value)
 
 
 def test_a_server_of_another_model_refuses_the_weights_and_says_why(sglang):
@@ -274,7 +189,7 @@ def test_weights_that_are_sent_in_a_group_arrive_as_they_are(sglang, folder, mon
     joins = _Joins(folder / "model")
     with serving(joins) as address:
         found, metrics = sglang(work, addresses=[address], transfer=GroupTransfer("gloo", timeout_s=9))
-    agree(found, own(source, *REQUESTS), version=1)
+    agree(found, own(source, *REQUESTS, version=1))
     assert metrics["weights_bytes"].value == 2 * sum(p.nbytes for p in source.parameters())
     assert joins.seen["buckets"] > 4
 
@@ -307,7 +222,7 @@ def test_samples_go_to_the_router_and_weights_to_each_server_behind_it(sglang, s
 
     before, after = sglang(work, router=router)
     agree(before, own(model, *REQUESTS))
-    agree(after, own(source, *REQUESTS), version=1)
+    agree(after, own(source, *REQUESTS, version=1))
     assert [(s.num_sampled > 0, s.seen["prompts of other weights"]) for s, _ in servers] == [(True, 0)] * 2
 
 
@@ -321,7 +236,7 @@ def test_a_server_behind_a_router_that_was_started_again_is_found_out(sglang, se
         return found, await engine.update_weights(source.named_parameters(), 2)
 
     found, metrics = sglang(work, router=router, tell=told.append)
-    agree(found, own(source, *REQUESTS), version=1)
+    agree(found, own(source, *REQUESTS, version=1))
     assert metrics["engine_restarts"].value == 1
     assert ["weights that this run did not give it" in words for words in told] == [True]
 
@@ -345,17 +260,6 @@ def test_a_router_without_workers_is_named_when_its_time_is_over(sglang):
 # ---- servers that fail ------------------------------------------------------------------------------------------------
 
 
-def changed(change):
-    """An answer with something different in it."""
-
-    def act(answer):
-        found = answer()
-        change(found)
-        return found
-
-    return act
-
-
 @pytest.mark.parametrize(
     "path", ["/generate", "/pause_generation", "/flush_cache", "/update_weights_from_disk", "/model_info"]
 )
@@ -369,7 +273,7 @@ def test_a_connection_that_is_lost_costs_no_sample_and_is_told(sglang, server, p
         return await asyncio.gather(*map(engine.generate, REQUESTS)), metrics
 
     found, metrics = sglang(work, tell=told.append)
-    agree(found, own(tiny_models.llama(7), *REQUESTS), version=1)
+    agree(found, own(tiny_models.llama(7), *REQUESTS, version=1))
     assert metrics["engine_restarts"].value == 1
     assert ["is lost" in words for words in told] == [True]
 

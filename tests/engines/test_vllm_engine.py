@@ -1,24 +1,20 @@
-"""The engine vllm, against a small server that holds to vLLM's protocol and samples by the numbers of the engine torch: what
-comes back, new weights, and what becomes of servers that fail."""
+"""The engine vllm, against a small server that holds to vLLM's protocol and samples by the numbers of the engine torch: what of
+it is its own (test_engines_apart.py has the rest), new weights, and what becomes of servers that fail."""
 
 import asyncio
 import threading
-from contextlib import ExitStack
 
 import pytest
 import tiny_models
 import torch
-from made_requests import engine_of, request, run
-from made_servers import all_of, drop, on, refuse, run_closed
+from made_requests import request
+from made_servers import REQUESTS, agree, all_of, changed, drop, on, own, refuse, runner, two_of
 
 from strop.config import VLLMEngineOptions
 from strop.engines.vllm.engine import VLLMEngine
-from strop.engines.vllm.process import Served
-from strop.runtime.audit.teacher_server import serving
+from strop.runtime.audit.teacher_server import Refused, serving
 from strop.runtime.audit.vllm_server import StandIn
 from strop.types import EngineError, GuardError, ModelError, UserError, WaitError
-
-REQUESTS = [request([3, 4], seeds=(1, 2, 3)), request([5], seeds=(4,)), request([9, 8, 7, 6], seeds=(5, 6))]
 
 
 @pytest.fixture(scope="module")
@@ -30,71 +26,15 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def servers(folder):
-    """Two stand-ins and their addresses."""
-    with ExitStack() as open_servers:
-        yield [
-            (stand_in, open_servers.enter_context(serving(stand_in)))
-            for stand_in in [StandIn(folder) for _ in range(2)]
-        ]
-
-
-@pytest.fixture
-def server(servers):
-    """The first of them, as one that was just started."""
-    for stand_in, _ in servers:
-        stand_in.begin()
-    return servers[0][0]
-
-
-@pytest.fixture
-def model():
-    return tiny_models.llama()
+    yield from two_of(StandIn, folder)
 
 
 @pytest.fixture
 def vllm(server, servers, model):
-    """Runs work with an engine, which is closed then; options as they are given."""
-
-    def run_with(work, *, num=1, stop=(), tell=lambda words: None, of=None, **changes):
-        addresses = changes.pop("addresses", [address for _, address in servers[:num]])
-        given = {"start_timeout_s": 60.0, "request_timeout_s": 60.0, **changes}
-        chosen = VLLMEngineOptions(addresses=tuple(addresses), **given)
-        weights = list((of or model).named_parameters())
-        engine = VLLMEngine(chosen, Served("", "float32", True), weights, stop_token_ids=stop, tell=tell)
-        return run_closed(engine, work)
-
-    return run_with
-
-
-def agree(found, wanted):
-    """Tokens, ends and versions are the same, log-probabilities up to rounding."""
-    pairs = [(a, b) for one, other in zip(found, wanted, strict=True) for a, b in zip(one, other, strict=True)]
-    assert [(a.tokens, a.finish_reason, a.policy_versions) for a, _ in pairs] == [
-        (b.tokens, b.finish_reason, b.policy_versions) for _, b in pairs
-    ]
-    assert max(abs(x - y) for a, b in pairs for x, y in zip(a.logprobs, b.logprobs, strict=True)) < 1e-4
+    return runner(VLLMEngine, VLLMEngineOptions, servers, model)
 
 
 # ---- samples ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("num", [1, 2])
-def test_samples_are_those_of_the_engine_torch(vllm, model, servers, num):
-    found = vllm(all_of(REQUESTS), num=num)
-    agree(found, run(engine_of(model), *REQUESTS))
-    assert [stand_in.num_sampled > 0 for stand_in, _ in servers] == [True, num == 2]
-
-
-def test_end_tokens_of_the_engine_and_of_the_request_end_a_sample(vllm, model):
-    asked = request([3, 4], seeds=range(1, 9), length=30, stop_token_ids=(5, 6))
-    found = vllm(all_of([asked]), stop=(7, 8, 9))
-    agree(found, run(engine_of(model, stop=(7, 8, 9)), asked))
-    assert {c.finish_reason for c in found[0]} == {"stop"}
-
-
-def test_logprobs_are_those_at_the_sampling_temperature(vllm, model):
-    asked = request([3, 4], seeds=(1, 2), temperature=0.5)
-    agree(vllm(all_of([asked])), run(engine_of(model), asked))
 
 
 def test_a_server_that_gives_logprobs_at_temperature_1_alone_is_refused(vllm, folder):
@@ -104,31 +44,7 @@ def test_a_server_that_gives_logprobs_at_temperature_1_alone_is_refused(vllm, fo
         vllm(all_of([request([3])]), addresses=[address])
 
 
-def test_given_tokens_are_scored_as_the_engine_torch_scores_them(vllm, model):
-    tokens = [3, 4, 9, 11, 2]
-    wanted = asyncio.run(engine_of(model).logprobs(tokens))
-    assert vllm(lambda engine: engine.logprobs(tokens)) == pytest.approx(wanted, abs=1e-5)
-
-
-def test_a_prompt_too_long_for_the_server_is_refused(vllm):
-    with pytest.raises(UserError, match="8192 positions, got 2 prompt tokens"):
-        vllm(all_of([request([3, 4], length=8191)]))
-
-
 # ---- weights ----------------------------------------------------------------------------------------------------------
-
-
-def test_the_first_sample_is_of_the_trainers_weights_whatever_the_server_began_with(vllm):
-    own = tiny_models.llama(7)
-    agree(vllm(all_of(REQUESTS), of=own), run(engine_of(own), *REQUESTS))
-
-
-def test_a_run_that_is_resumed_counts_versions_on_from_where_it_was(vllm):
-    async def work(engine):
-        engine.policy_version = 5
-        return await engine.generate(REQUESTS[0])
-
-    assert {v for c in vllm(work) for v in c.policy_versions} == {5}
 
 
 @pytest.mark.parametrize("changes_only", [False, True], ids=["whole", "changes only"])
@@ -149,20 +65,14 @@ def test_after_an_update_all_servers_sample_what_the_source_would(vllm, changes_
     found, first, second, then = vllm(
         work, num=2, transfer_changes_only=changes_only, transfer_folder=str(tmp_path / "weights")
     )
-    agree(then, _at_version(run(engine_of(source), *REQUESTS), 4))
+    agree(then, own(source, *REQUESTS, version=4))
     source.load_state_dict(kept)
-    agree(found, _at_version(run(engine_of(source), *REQUESTS), 3))
+    agree(found, own(source, *REQUESTS, version=3))
     num_bytes = sum(p.nbytes for p in source.parameters())
     assert first["weights_bytes"].value > 4 * num_bytes  # of the first sample and of the update, for two servers
     assert first["seconds/weights"].value > 0
     assert (second["weights_bytes"].value < num_bytes) is changes_only
     assert list((tmp_path / "weights").iterdir()) == []
-
-
-def _at_version(answers, version):
-    from dataclasses import replace
-
-    return [[replace(c, policy_versions=(version,) * len(c.tokens)) for c in cs] for cs in answers]
 
 
 @pytest.mark.parametrize("mode", ["keep", "wait", "abort"])
@@ -185,15 +95,6 @@ def test_every_token_in_flight_says_which_weights_sampled_it(vllm, server, mode)
     assert all(len(c.tokens) == 60 for c in completions) is (mode != "abort")
 
 
-def test_a_renamed_tensor_is_an_error_that_lists_missing_and_unexpected_names(vllm, model):
-    """Case 23, on the trainer's side: the server is not even paused."""
-    weights = dict(model.named_parameters())
-    weights["model.norm.scale"] = weights.pop("model.norm.weight")
-    with pytest.raises(ModelError) as refused:
-        vllm(lambda engine: engine.update_weights(weights.items(), 1))
-    assert "missing ['model.norm.weight'], unexpected ['model.norm.scale']" in str(refused.value)
-
-
 @pytest.mark.parametrize(
     "changes, said",
     [
@@ -209,26 +110,11 @@ def test_a_server_of_another_model_refuses_the_weights_and_says_why(vllm, change
     assert said in str(refused.value)
 
 
-def test_a_tied_head_follows_its_embedding(vllm, tmp_path):
-    """Case 23: the trainer sends the embedding alone, and the served folder has no head of its own."""
-    source = tiny_models.tied_llama(7)
-    tiny_models.tied_llama().save_pretrained(tmp_path / "tied")
-    with serving(StandIn(tmp_path / "tied")) as address:
-        agree(vllm(all_of(REQUESTS), of=source, addresses=[address]), run(engine_of(source), *REQUESTS))
-
-
 # ---- servers that fail ------------------------------------------------------------------------------------------------
 
 
-def changed(change):
-    """An answer with something different in its first choice."""
-
-    def act(answer):
-        found = answer()
-        change(found["choices"][0])
-        return found
-
-    return act
+def in_choice(change):
+    return changed(lambda found: change(found["choices"][0]))
 
 
 @pytest.mark.parametrize(
@@ -244,7 +130,7 @@ def test_a_connection_that_is_lost_costs_no_sample_and_is_told(vllm, server, mod
         return await asyncio.gather(*map(engine.generate, REQUESTS)), metrics
 
     found, metrics = vllm(work, tell=told.append)
-    agree(found, _at_version(run(engine_of(tiny_models.llama(7)), *REQUESTS), 1))
+    agree(found, own(tiny_models.llama(7), *REQUESTS, version=1))
     assert metrics["engine_restarts"].value == 1
     assert len(told) == 1
     assert "is lost" in told[0]
@@ -259,7 +145,7 @@ def test_a_server_that_was_started_again_behind_the_engines_back_is_found_out(vl
         return await asyncio.gather(*map(engine.generate, REQUESTS))
 
     told = []
-    agree(vllm(work, tell=told.append), _at_version(run(engine_of(source), *REQUESTS), 1))
+    agree(vllm(work, tell=told.append), own(source, *REQUESTS, version=1))
     assert ["weights that this run did not give it" in words for words in told] == [True]
 
 
@@ -275,13 +161,26 @@ def test_a_server_that_lacks_what_changes_apply_to_is_given_all_weights(vllm, se
         return await asyncio.gather(*map(engine.generate, REQUESTS))
 
     found = vllm(work, transfer_changes_only=True, of=tiny_models.llama(7))
-    agree(found, _at_version(run(engine_of(source), *REQUESTS), 1))
+    agree(found, own(source, *REQUESTS, version=1))
 
 
 def test_a_server_that_is_lost_again_and_again_ends_the_run(vllm, server):
     server.begin(on("/generate", drop, calls=range(1, 100)))
     with pytest.raises(EngineError, match=r"was lost 3 times in a row \(engine\.max_restarts = 2\): /inference"):
         vllm(all_of([request([3])]), max_restarts=2)
+
+
+def test_a_refusal_after_which_the_server_closes_the_connection_is_no_loss(vllm, server):
+    health = on("/health", drop, calls=(2,))  # the first is that of its start
+
+    def spoil(path, body, answer):
+        if path.endswith("/generate"):
+            raise Refused(500, "no such thing")
+        return health(path, body, answer)
+
+    server.begin(spoil)
+    with pytest.raises(EngineError, match=r"refuses /inference/v1/generate \(500\): no such thing"):
+        vllm(all_of([request([3])]), max_restarts=0)
 
 
 def test_a_server_that_does_not_answer_is_named_when_its_time_is_over(vllm, server):
@@ -330,14 +229,19 @@ def test_files_that_arrive_damaged_are_an_error(vllm, server, monkeypatch):
     [
         (
             "/generate",
-            changed(lambda c: c.update(logprobs=None)),
+            in_choice(lambda c: c.update(logprobs=None)),
             EngineError,
             "a log-probability and a version with every token",
         ),
-        ("/generate", changed(lambda c: c.update(weight_versions=None)), EngineError, "a version with every token"),
-        ("/generate", changed(lambda c: c["token_ids"].append(3)), EngineError, "a log-probability and a version"),
-        ("/generate", changed(lambda c: c["logprobs"]["content"][2].update(logprob=-9999.0)), GuardError, "not finite"),
-        ("/generate", changed(lambda c: c.pop("finish_reason")), EngineError, "not in its protocol"),
+        ("/generate", in_choice(lambda c: c.update(weight_versions=None)), EngineError, "a version with every token"),
+        ("/generate", in_choice(lambda c: c["token_ids"].append(3)), EngineError, "a log-probability and a version"),
+        (
+            "/generate",
+            in_choice(lambda c: c["logprobs"]["content"][2].update(logprob=-9999.0)),
+            GuardError,
+            "not finite",
+        ),
+        ("/generate", in_choice(lambda c: c.pop("finish_reason")), EngineError, "not in its protocol"),
         ("/generate", refuse, UserError, "does not offer /inference/v1/generate, which strop needs"),
         ("/weight_info", refuse, UserError, "does not offer /weight_info"),
         ("/init_weight_transfer_engine", refuse, UserError, "does not offer /init_weight_transfer_engine"),

@@ -79,7 +79,8 @@ def test_as_many_servers_as_asked_for_are_started_told_of_and_ended(python):
     assert children() == set()
     asked = [[name for name in seen if name.startswith("started")] for seen in engine_servers.seen()]
     assert "--worker-extension-cls strop_vllm.Extension" in asked[0][0]
-    assert asked[0][0].endswith("--enforce-eager --seed 7 --host 127.0.0.1 --port")
+    assert "--enforce-eager --no-enable-chunked-prefill" in asked[0][0]
+    assert asked[0][0].endswith("--seed 7 --host 127.0.0.1 --port")
     assert [len(seen) > 1 for seen in engine_servers.seen()] == [True, True]  # both were given weights
 
 

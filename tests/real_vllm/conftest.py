@@ -1,11 +1,12 @@
 """Tests against a real vLLM, of an environment of its own: make vllm-env, then make test-vllm."""
 
+import json
 import time
 import urllib.error
 import urllib.request
 
 import pytest
-from real_model import load, write_real_model
+from real_model import LETTERS, REWARD, load, write_real_model
 
 from strop.engines.vllm.process import Served, ServerProcess, server_command
 
@@ -55,3 +56,18 @@ def address(folder, python, tmp_path_factory):
         yield process.address
     finally:
         process.stop()
+
+
+@pytest.fixture(scope="session")
+def config(folder, tmp_path_factory):
+    """A config of five steps without an engine; what follows its last line is [engine]."""
+    here = tmp_path_factory.mktemp("train")
+    rows = [{"prompt": LETTERS[place : place + 6], "label": "1"} for place in range(16)]
+    (here / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (here / "reward.py").write_text(REWARD)
+    (here / "train.toml").write_text(
+        f'[model]\npath = "{folder}"\n[data]\nkind = "jsonl"\npath = "{here}/train.jsonl"\n'
+        "[rollout]\nprompts_per_step = 2\ngroup_size = 4\nmax_response_tokens = 12\n"
+        "[trainer]\nlr = 1e-4\nnum_threads = 1\n[run]\nnum_steps = 5\n"
+    )
+    return here / "train.toml"

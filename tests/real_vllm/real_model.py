@@ -1,5 +1,8 @@
-"""What the tests against a real vLLM share: a model folder, other weights for it, and the servers' options."""
+"""What tests against a real vLLM share: a model folder, other weights for it, options of servers, and how far they are."""
 
+import asyncio
+import re
+import urllib.request
 from contextlib import suppress
 from pathlib import Path
 
@@ -11,6 +14,11 @@ from strop.config import VLLMEngineOptions
 from strop.types import GenerateRequest, Sampling
 
 LETTERS = "abcdefgh0123456789 +-*/=?.,:;()<>"
+AGREES = 1e-3  # nats
+REWARD = """
+def score(rollout):
+    return sum(letter in "aeinot 0123" for letter in rollout.text) / 24
+"""
 
 
 def write_real_model(folder):
@@ -31,6 +39,11 @@ def moved(model, by, seed=0):
         for parameter in model.parameters():
             parameter.add_(by * parameter.abs().mean() * torch.randn_like(parameter))
     return model
+
+
+def scored(config):
+    """Flags of a run that is scored."""
+    return ("--reward.kind", "function", "--reward.function", f"{config.parent}/reward.py:score")
 
 
 def options(python, addresses=(), **changes):
@@ -70,6 +83,23 @@ def largest_gap(model, asked, answers, temperature=1.0):
     ]
     assert len(gaps) > 20
     return max(gaps)
+
+
+def tokens_sampled(address):
+    """By a server since its start, as it says itself."""
+    with urllib.request.urlopen(f"{address}/metrics", timeout=30) as answer:
+        return sum(
+            map(float, re.findall(r"^vllm:generation_tokens_total\{.*\} (\S+)$", answer.read().decode(), re.MULTILINE))
+        )
+
+
+async def until_sampled(address, num_tokens, *, holds=False):
+    """Wait until a server has sampled so many since its start; `holds`: it goes no further then until somebody resumes it."""
+    while await asyncio.to_thread(tokens_sampled, address) < num_tokens:
+        await asyncio.sleep(0.005)
+    if holds:
+        hold = urllib.request.Request(f"{address}/pause?mode=keep", method="POST")
+        await asyncio.to_thread(lambda: urllib.request.urlopen(hold, timeout=30).close())
 
 
 def servers_below(pid):

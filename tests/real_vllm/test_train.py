@@ -1,6 +1,5 @@
 """strop train and strop eval with a real vLLM: whole runs, a server that is killed on the way, and a teacher at an address."""
 
-import json
 import os
 import signal
 import subprocess
@@ -9,35 +8,13 @@ from pathlib import Path
 
 import pytest
 from commands.small_runs import ENVIRONMENT, command_line, read_lines, strop
-from real_model import LETTERS, load, moved, servers_below
-
-AGREES = 1e-3  # nats
-REWARD = """
-def score(rollout):
-    return sum(letter in "aeinot 0123" for letter in rollout.text) / 24
-"""
-
-
-@pytest.fixture(scope="module")
-def config(folder, tmp_path_factory):
-    """A config of five steps without an engine; what follows its last line is [engine]."""
-    here = tmp_path_factory.mktemp("train")
-    rows = [{"prompt": LETTERS[place : place + 6], "label": "1"} for place in range(16)]
-    (here / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (here / "reward.py").write_text(REWARD)
-    (here / "train.toml").write_text(
-        f'[model]\npath = "{folder}"\n[data]\nkind = "jsonl"\npath = "{here}/train.jsonl"\n'
-        "[rollout]\nprompts_per_step = 2\ngroup_size = 4\nmax_response_tokens = 12\n"
-        "[trainer]\nlr = 1e-4\nnum_threads = 1\n[run]\nnum_steps = 5\n"
-    )
-    return here / "train.toml"
+from real_model import AGREES, load, moved, scored, servers_below
 
 
 def served(config, python):
-    """Flags of a run that is scored, with servers of its own."""
-    reward = ("--reward.kind", "function", "--reward.function", f"{config.parent}/reward.py:score")
+    """The same, with servers of its own."""
     return (
-        *reward,
+        *scored(config),
         "--engine.kind",
         "vllm",
         "--engine.python",

@@ -86,13 +86,20 @@ def test_a_fit_has_no_negative_part_and_keeps_the_sum(seconds):
     assert a * 7 + b * 3 == pytest.approx(sum(seconds))
 
 
-def test_servers_are_engines_with_gpus_of_their_own(tmp_path):
+@pytest.mark.parametrize(
+    "table, engines",
+    [
+        ('kind = "vllm"\nnum_servers = 3\nserver_args = ["--max-num-seqs", "48"]', (3, 48, False)),
+        ('kind = "vllm_in_process"\nengine_args = ["--max-num-seqs=48"]', (1, 48, True)),
+    ],
+    ids=["servers", "in process"],
+)
+def test_servers_are_engines_with_gpus_of_their_own_and_others_share_the_trainers(tmp_path, table, engines):
     run = write_run(tmp_path / "run", STEPS[:3])
     config = (run / "config.toml").read_text()
-    table = '[engine]\nkind = "vllm"\nnum_servers = 3\nserver_args = ["--max-num-seqs", "48"]\n'
-    (run / "config.toml").write_text(config + table)
+    (run / "config.toml").write_text(f"{config}[engine]\n{table}\n")
     found = measure([run])
-    assert (found["num_engines"], found["max_sequences"], found["shared_gpus"]) == (3, 48, False)
+    assert (found["num_engines"], found["max_sequences"], found["shared_gpus"]) == engines
 
 
 def test_rollouts_that_are_text_alone_have_lengths_too(tmp_path):

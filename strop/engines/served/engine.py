@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, ClassVar, TypeVar
 
-from strop.engines.fit import check_weights, to_read_twice
+from strop.engines.fit import check_request, check_weights, to_read_twice
 from strop.engines.served.fleet import Fleet, StartServer, together
 from strop.engines.served.process import Served
 from strop.engines.served.server import FOREIGN, HOW_TO_START, ForeignWeightsError, LostError, Server
@@ -184,16 +184,9 @@ class ServedEngine(ABC):
             self._may_sample.set()
 
     def _check(self, request: GenerateRequest) -> None:
-        if not request.prompt_tokens:
-            raise UserError("a prompt must have at least one token.")
-        limits = [server.max_positions for server in self._fleet.servers if server.max_positions]
-        if limits and request.num_positions > min(limits):
-            server = self._fleet.servers[0]
-            raise UserError(
-                f"prompt and response must fit the {server.name} server's {min(limits)} positions, got "
-                f"{len(request.prompt_tokens)} prompt tokens + {request.sampling.max_response_tokens} response tokens. Lower "
-                f"the response limit, shorten prompts, or start the server with a larger {server.length_flag}."
-            )
+        server, limits = self._fleet.servers[0], [s.max_positions for s in self._fleet.servers if s.max_positions]
+        larger = f"start the server with a larger {server.length_flag}"
+        check_request(request, min(limits, default=None), of=f"the {server.name} server's", or_else=larger)
 
     async def _check_temperature(self, prompt: Sequence[int]) -> None:
         """Log-probabilities must depend on the temperature, or the trainer would compare with another distribution than the

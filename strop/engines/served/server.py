@@ -151,12 +151,17 @@ class Server(ABC):
         return await self.answers("/health")
 
     async def answers(self, path: str) -> bool:
-        """True where it answers so, and that all is well."""
-        try:
-            answer = await self._client.get(self.address + path, timeout=_HEALTH_S)
-        except httpx2.TransportError:
-            return False
-        return answer.status_code == 200
+        """True where it answers so, and that all is well. A server may close a connection with an error that it answered: one
+        that breaks is opened anew, once."""
+        for _ in range(2):
+            try:
+                answer = await self._client.get(self.address + path, timeout=_HEALTH_S)
+            except (httpx2.RemoteProtocolError, httpx2.ReadError, httpx2.WriteError):
+                continue
+            except httpx2.TransportError:
+                return False
+            return answer.status_code == 200
+        return False
 
     async def is_up(self) -> bool:
         """True where it can be greeted. Asked while nobody gives it weights."""
@@ -237,8 +242,8 @@ def end_of_sample(
     """Why a sample ended. An end id exactly at the limit is "stop".
 
     Args:
-        said: by the server.
-        name: whose server it is.
+        said: by what sampled it.
+        name: of what sampled it.
 
     Raises:
         EngineError: it should not have ended there.
@@ -250,6 +255,6 @@ def end_of_sample(
     if len(tokens) == request.sampling.max_response_tokens:
         return "length"
     raise EngineError(
-        f"{name} server ended a sample after {len(tokens)} of {request.sampling.max_response_tokens} tokens, without an end "
+        f"{name} ended a sample after {len(tokens)} of {request.sampling.max_response_tokens} tokens, without an end "
         f"token, and calls that {said!r}."
     )

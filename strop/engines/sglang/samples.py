@@ -69,4 +69,5 @@ def read_sample(
             f"SGLang takes token {tokens[-1]} for an end of this model, and strop does not: name it in "
             "rollout.stop_token_ids, or start the server with a model folder that does not."
         )
-    return Completion(tokens, logprobs, of_tokens, end_of_sample(reason, tokens, request, stop_ids, name="an SGLang"))
+    end = end_of_sample(reason, tokens, request, stop_ids, name="an SGLang server")
+    return Completion(tokens, logprobs, of_tokens, end)

@@ -8,6 +8,12 @@ from typing import Any
 from strop.engines.served.server import check_finite, end_of_sample, versions_of
 from strop.types import Completion, EngineError, GenerateRequest
 
+SCORE = {
+    "max_tokens": 1,
+    "prompt_logprobs": 0,
+    "temperature": 0.0,
+    "detokenize": False,
+}  # log-probabilities of a prompt
 GENERATE = "/inference/v1/generate"  # token ids in, token ids out, each with the version of its weights
 
 
@@ -36,7 +42,7 @@ def sample_body(request: GenerateRequest, seed: int, stop_ids: Collection[int], 
 def read_sample(
     answer: Any, request: GenerateRequest, stop_ids: Collection[int], versions: Mapping[str, int]
 ) -> Completion:
-    """What came back, checked; see `Server.sample`."""
+    """What a server sent, checked; see `Server.sample`."""
     try:
         choice = answer["choices"][0]
         tokens = tuple(int(token) for token in choice["token_ids"] or ())
@@ -53,4 +59,5 @@ def read_sample(
         raise EngineError(f"a vLLM server must give a log-probability and a version with every token of {GENERATE}.")
     of_tokens = versions_of(spans, versions)
     check_finite(logprobs)
-    return Completion(tokens, logprobs, of_tokens, end_of_sample(reason, tokens, request, stop_ids, name="a vLLM"))
+    end = end_of_sample(reason, tokens, request, stop_ids, name="a vLLM server")
+    return Completion(tokens, logprobs, of_tokens, end)

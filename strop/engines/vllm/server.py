@@ -8,7 +8,7 @@ from typing import Any
 
 from strop.engines.remote_logprobs import read_prompt_logprobs
 from strop.engines.served.server import HOW_TO_START, Server
-from strop.engines.vllm.samples import GENERATE, read_sample, sample_body
+from strop.engines.vllm.samples import GENERATE, SCORE, read_sample, sample_body
 from strop.types import EngineError, ModelError, UserError
 
 _REFUSED = "Worker failed with error '"  # before what a worker says, in what vLLM says
@@ -49,8 +49,7 @@ class VLLMServer(Server):
     # ---- samples ------------------------------------------------------------------------------------------------------
 
     async def score(self, tokens: Sequence[int], label: str) -> list[float]:
-        asked = {"max_tokens": 1, "prompt_logprobs": 0, "temperature": 0.0, "detokenize": False}
-        body = {"token_ids": list(tokens), "sampling_params": asked, "cache_salt": label}
+        body = {"token_ids": list(tokens), "sampling_params": SCORE, "cache_salt": label}
         return read_prompt_logprobs((await self.ask("POST", GENERATE, body))["prompt_logprobs"], tokens)
 
     async def likely(self, prompt: Sequence[int], temperature: float) -> list[float]:

@@ -1,5 +1,6 @@
 """What stands for an engine's servers while a config is audited: two of them, each in the words of every kind, routers before
-them, and a program that is started in place of a server and hands what it is asked to one of them."""
+them, and a program that is started in place of a server and hands what it is asked to one of them. Beside them, what stands for
+vLLM in strop's own process."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from strop.runtime.audit import sglang_server, vllm_server
+from strop.runtime.audit import sglang_server, vllm_core, vllm_server
 from strop.runtime.audit.stand_in import Spoil, StandIn
 from strop.runtime.audit.teacher_server import Dropped, serving
 
@@ -92,6 +93,7 @@ _ROUTERS: dict[str, sglang_server.RouterStandIn] = {}  # before them
 def standing(folder: Path) -> Iterator[None]:
     """Servers with the workshop's model, for as long as this lasts."""
     with ExitStack() as servers:
+        servers.enter_context(vllm_core.in_place_of_vllm())
         for _ in range(2):
             stand_in = _EveryKind(folder / "model")
             _STANDING[servers.enter_context(serving(stand_in))] = stand_in
@@ -125,12 +127,14 @@ def begin(spoil: Callable[[], Spoil] | None = None) -> None:
         stand_in.begin(None if spoil is None else spoil())
     for router in _ROUTERS.values():
         router.num_routed = 0
+    vllm_core.CoreStandIn.did.clear()
 
 
 def seen() -> list[dict[str, int]]:
     """What each server was asked to do since it began, and a router, where one was."""
     routed = {f"routed by {n}": router.num_routed for n, router in enumerate(_ROUTERS.values()) if router.num_routed}
-    return [*(dict(stand_in.seen) for stand_in in _STANDING.values()), *([routed] if routed else [])]
+    here = dict(vllm_core.CoreStandIn.did)
+    return [*(dict(stand_in.seen) for stand_in in _STANDING.values()), *(found for found in (routed, here) if found)]
 
 
 def lost_once() -> Spoil:

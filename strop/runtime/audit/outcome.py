@@ -39,6 +39,7 @@ _ONLY_FOR = {
         "num_servers",
         "python",
         "server_args",
+        "engine_args",
         "pause_mode",
         "sleep",
         "transfer_folder",

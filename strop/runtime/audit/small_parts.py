@@ -49,7 +49,7 @@ def teachers(now: Values, folder: Path, server: str) -> Values:
 
 def engine_servers(now: Values, folder: Path) -> Values:
     """Servers that stand for those of the config, or a program that does for those that strop starts; short waits."""
-    if now["engine.kind"] == "torch":
+    if now["engine.kind"] in ("torch", "vllm_in_process"):
         return {}
     found: Values = {"engine.start_timeout_s": 20.0, "engine.request_timeout_s": 30.0, "engine.transfer": "files"}
     if now.get("engine.transfer_folder") is not None:
