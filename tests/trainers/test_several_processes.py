@@ -18,9 +18,9 @@ from strop.trainers import TorchCritic, TorchTrainer, ValueModel, attach_adapter
 from strop.types import GuardError, UserError
 
 pytestmark = pytest.mark.long
-VOCAB, NUM_STEPS = tiny_models.VOCAB, 4
+VOCAB, NUM_STEPS = tiny_models.VOCAB, 10
 # Each step adds up some tens of terms in another order (1e-7 of rounding), and AdamW makes steps of the learning rate of
-# gradients however small: after some steps weights of order 1 agree to about 1e-6.
+# gradients however small: after ten steps weights of order 1 agree to about 1e-6.
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
 
 
@@ -95,7 +95,7 @@ def preset_objective(preset):
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_steps_of_a_preset_are_those_of_one_process(ranks, preset):
+def test_ten_steps_of_a_preset_are_those_of_one_process(ranks, preset):
     one, many = both(ranks, tiny_models.llama)
     objective = preset_objective(preset)
     for step in range(NUM_STEPS):
@@ -104,7 +104,7 @@ def test_steps_of_a_preset_are_those_of_one_process(ranks, preset):
     check_same_weights(one, many)
 
 
-def test_steps_of_a_critic_are_those_of_one_process(ranks):
+def test_ten_steps_of_a_critic_are_those_of_one_process(ranks):
     def build():
         return ValueModel(body_of(tiny_models.llama()))
 

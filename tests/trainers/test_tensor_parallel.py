@@ -89,7 +89,7 @@ def llamas(ranks):
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_steps_of_a_preset_are_those_of_one_process(llamas, preset):
+def test_ten_steps_of_a_preset_are_those_of_one_process(llamas, preset):
     for trainer in llamas:
         trainer.go_back()
     check_steps(*llamas, preset_objective(preset), num_steps=2)
@@ -119,7 +119,7 @@ def test_a_step_is_that_of_one_process(ranks, build, given):
     check_trainers(ranks, build, given)
 
 
-def test_steps_of_a_critic_are_those_of_one_process(ranks):
+def test_ten_steps_of_a_critic_are_those_of_one_process(ranks):
     check_critics(ranks, num_steps=3)
 
 
