@@ -64,6 +64,7 @@ bench: .venv/bench.stamp
 
 .venv/bench.stamp: .venv/run.stamp
 	$(BIN)/python -m pip install --quiet --editable ".[bench]"
+	$(BIN)/python -m pip install --quiet --no-deps liger-kernel
 	@touch $@
 
 # Many steps of the quickstart, killed, with a full disk and with scorers that are killed, slow or stuck; some minutes.
