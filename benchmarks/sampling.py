@@ -24,7 +24,7 @@ from grpo_step import quickstart_model
 from rich.console import Console
 from rich.table import Table
 
-SLOTS = 32  # of the engine
+SLOTS = 64  # of the engine, as is the default
 VLLM = ".venv-vllm/bin/python"
 # name -> prompts, samples of each, prompt tokens, limit of response tokens
 CASES = {

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding, rms_norm, silu
 
 from strop.engines.shared_prompts import SharedPromptDecoder
-from strop.products import Linear, linear
+from strop.products import LEAST_WORK, Linear, linear
 
 # Other classes may compute something else that a comparison on a few tokens does not show.
 _MODELS = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
@@ -26,7 +26,7 @@ class LeanDecoder(SharedPromptDecoder):
 
     def __init__(self, model: Any, *, num_slots: int, prompt_width: int, response_width: int) -> None:
         super().__init__(model, num_slots=num_slots, prompt_width=prompt_width, response_width=response_width)
-        self._lean = LeanModel(model, num_positions=prompt_width + response_width)
+        self._lean = LeanModel(model, num_positions=prompt_width + response_width, num_rows=num_slots)
 
     def _forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
         return self._lean(tokens, positions, self.attend)
@@ -39,12 +39,13 @@ class LeanModel:
     Args:
         model: of transformers. Its products may be those of adapters.
         num_positions: of the longest sequence.
+        num_rows: tokens of a pass, at most.
 
     Raises:
         NotImplementedError: it is of another class, or rotates otherwise.
     """
 
-    def __init__(self, model: Any, *, num_positions: int) -> None:
+    def __init__(self, model: Any, *, num_positions: int, num_rows: int) -> None:
         name, config = type(model).__name__, model.config
         of_transformers = type(model).__module__.startswith("transformers.models.")
         if not of_transformers or name not in _MODELS:
@@ -52,8 +53,12 @@ class LeanModel:
         if (kind := config.rope_parameters.get("rope_type", "default")) not in _ROTATIONS:
             raise NotImplementedError(f"positions of kind {kind}")
         body = model.model
-        self._embed, self._norm, self._head = _embedding(body.embed_tokens), _Norm(body.norm), _product(model.lm_head)
-        self._layers = [_Layer(layer) for layer in body.layers]
+        self._embed, self._norm, self._head = (
+            _embedding(body.embed_tokens),
+            _Norm(body.norm),
+            _product(model.lm_head, num_rows),
+        )
+        self._layers = [_Layer(layer, num_rows) for layer in body.layers]
         weight = body.norm.weight
         cos, sin = body.rotary_emb(weight, torch.arange(num_positions, device=weight.device)[None])
         half = cos.shape[-1] // 2
@@ -79,11 +84,13 @@ class LeanModel:
 class _Layer:
     """One layer's weights, and how they are used."""
 
-    def __init__(self, layer: Any) -> None:
+    def __init__(self, layer: Any, num_rows: int) -> None:
         attention, mlp = layer.self_attn, layer.mlp
         self._before, self._after = _Norm(layer.input_layernorm), _Norm(layer.post_attention_layernorm)
-        self._q, self._k, self._v, self._o = (_product(getattr(attention, f"{name}_proj")) for name in "qkvo")
-        self._gate, self._up, self._down = (_product(getattr(mlp, f"{name}_proj")) for name in ("gate", "up", "down"))
+        self._q, self._k, self._v, self._o = (_product(getattr(attention, f"{name}_proj"), num_rows) for name in "qkvo")
+        self._gate, self._up, self._down = (
+            _product(getattr(mlp, f"{name}_proj"), num_rows) for name in ("gate", "up", "down")
+        )
         self._head_norms = [
             _Norm(getattr(attention, name)) for name in ("q_norm", "k_norm") if hasattr(attention, name)
         ]
@@ -114,9 +121,12 @@ class _Norm:
         return rms_norm(x, self._shape, self._module.weight, self._eps)
 
 
-def _product(module: Any) -> Compute:
-    """What a linear module computes; a module of another class, as adapters are, is called."""
-    return (lambda x: linear(x, module.weight, module.bias)) if type(module) in (nn.Linear, Linear) else module
+def _product(module: Any, num_rows: int) -> Compute:
+    """What a linear module computes of so many rows at most; a module of another class, as adapters are, is called."""
+    if type(module) not in (nn.Linear, Linear):
+        return module
+    multiply = linear if num_rows * module.weight.numel() >= LEAST_WORK else nn.functional.linear
+    return lambda x: multiply(x, module.weight, module.bias)
 
 
 def _embedding(module: Any) -> Compute:

@@ -86,7 +86,8 @@ def test_a_run_with_vllm_in_this_process_is_that_of_the_engine_torch_and_so_is_i
         done = strop("eval", tmp_path / "run", *IN_PROCESS, *small.eval_flags)
     agree(numbers(tmp_path / "run"), own)
     rows = [row for row in read_lines(tmp_path / "run/metrics.jsonl") if row["step"]]
-    assert all(row["seconds/idle"] < row["seconds/sample"] for row in rows)  # this process is at work
+    for row in rows:  # this process is at work while it samples, and waits for scores at most
+        assert row["seconds/idle"] <= row["seconds/score"] + row["seconds/sample"] / 2
     assert done.code == 0, done.err
     assert f"{own[-1]['eval/greedy_reward']:.3f}" in done.out
 

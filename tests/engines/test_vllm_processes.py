@@ -39,8 +39,11 @@ def children():
 
 
 def _children_of(task):
-    with open(f"/proc/self/task/{task}/children") as children:
-        return children.read().split()
+    try:
+        with open(f"/proc/self/task/{task}/children") as children:
+            return children.read().split()
+    except FileNotFoundError:  # the thread has ended
+        return []
 
 
 def _command(pid):
