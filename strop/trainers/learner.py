@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from pathlib import Path
 from typing import Any
 
+from strop.trainers import state
 from strop.trainers.ranks import Ranks, everywhere
 from strop.trainers.updates import Updates
 
 
-class Learner:
+class Learner(ABC):
     """A model that learns in all ranks.
 
     Attributes:
@@ -49,3 +52,11 @@ class Learner:
     def forget(self) -> None:
         """Free what was remembered."""
         self._updates.forget()
+
+    @abstractmethod
+    def snapshot(self) -> state.Write:
+        """Copy what a checkpoint holds to host memory; what is returned writes the copy."""
+
+    def save(self, folder: Path) -> None:
+        """Write a snapshot into a folder that exists."""
+        self.snapshot()(folder)

@@ -123,10 +123,6 @@ class TorchCritic(Learner):
         """A checksum of the weights."""
         return self._updates.digest()
 
-    def save(self, folder: Path) -> None:
-        """Write a snapshot into a folder that exists."""
-        self.snapshot()(folder)
-
     @everywhere
     def load(self, folder: Path) -> None:
         """Read what a snapshot wrote into this model and optimizer."""

@@ -204,10 +204,6 @@ class TorchTrainer(Learner):
         found[0, batch.loss_mask], found[1, batch.loss_mask] = logprobs.float().cpu(), of_tokens.float().cpu()
         return found[0], found[1]
 
-    def save(self, folder: Path) -> None:
-        """Write a snapshot into a folder that exists."""
-        self.snapshot()(folder)
-
     @everywhere
     def load(self, folder: Path) -> None:
         """Read what `save` wrote into this model and optimizer."""

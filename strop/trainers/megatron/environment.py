@@ -23,13 +23,13 @@ def check_megatron(device: torch.device) -> None:
         raise UserError(
             "trainer.kind = megatron needs the package megatron-core, which is not installed. pip install 'strop[megatron]'."
         )
+    check_device(device)  # before the import, which takes seconds
     megatron = load_megatron()
     if not megatron.core.__version__.startswith(f"{_FAMILY}."):
         raise UserError(
             f"trainer.kind = megatron needs megatron-core {_FAMILY}, found {megatron.core.__version__}. "
             "pip install 'strop[megatron]'."
         )
-    check_device(device)
 
 
 def load_megatron() -> Any:

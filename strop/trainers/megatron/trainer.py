@@ -222,10 +222,6 @@ class MegatronTrainer(Learner):
         """A checksum of the weights (float32 masters where there are)."""
         return self._updates.digest()
 
-    def save(self, folder: Path) -> None:
-        """Write a snapshot into a folder that exists."""
-        self.snapshot()(folder)
-
     @everywhere
     def load(self, folder: Path) -> None:
         """Read what `save` wrote into this network and optimizer."""
