@@ -149,7 +149,8 @@ class Pool:
                 elif round_.is_whole and not round_.calls:
                     round_.add(split(self._spec, numbered), together=True)
                 self._hand_out(round_)
-                self._listen(round_)
+                if not round_.is_over:  # the last outcome may have come before the end of what arrives
+                    self._listen(round_)
                 self._check_limits(round_)
                 self._tell_of_long_wait(round_)
         finally:  # at the end of an undisturbed round nobody is busy

@@ -4,13 +4,15 @@ import asyncio
 import gc
 import os
 import textwrap
+import threading
 import time
 
 import pytest
 from written_rollouts import make_rollout
 
 from strop.config.sampling import CodeRewardOptions, FunctionRewardOptions, MathRewardOptions, SlimeRewardOptions
-from strop.rewards import make_scorer
+from strop.rewards import arrivals, make_scorer
+from strop.rewards.pool import Pool
 from strop.types import RewardError
 
 USERS = """
@@ -93,6 +95,28 @@ def test_a_group_is_scored_before_the_next_one_is_there(scorer_of, tmp_path):
     groups = groups_of(("a", "bb"), ("ccc", "d"))
     scored = score_ahead(scorer_of("score"), groups[:1], between=lambda: wait_for(tmp_path / "scored-bb"))
     assert [rollout.reward_parts["length"] for rollout in scored.rollouts] == [1, 2]
+
+
+def test_nothing_is_waited_for_where_all_are_scored_before_it_is_said_that_they_were_all(scorer_of, monkeypatch, tmp_path):
+    groups, ended, is_over, listen = groups_of(("a", "bb")), threading.Event(), [], Pool._listen
+
+    def listened(pool, round_):
+        is_over.append(round_.is_over)
+        listen(pool, round_)
+        if round_.calls and not round_.left:  # this thread goes on once the other has said it
+            assert ended.wait(60)
+
+    def end(self, plain=arrivals.Arrivals.end):
+        wait_for(tmp_path / "scored-bb")
+        plain(self)
+        ended.set()
+
+    scorer = scorer_of("score")
+    monkeypatch.setattr(Pool, "_listen", listened)
+    monkeypatch.setattr(arrivals.Arrivals, "end", end)
+    assert len(score_ahead(scorer, groups).rollouts) == 2
+    assert is_over
+    assert not any(is_over)
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1), (1, 2, 0)])
