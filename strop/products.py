@@ -51,13 +51,16 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 def _goes_better(x: Tensor, weight: Tensor) -> bool:
     is_large = x.numel() * weight.shape[0] >= LEAST_WORK
-    if not is_large or x.device.type != "cpu" or not x.dtype == weight.dtype == torch.float32:
-        return False
-    are_plain = type(x) in _PLAIN and type(weight) in _PLAIN  # not those that are spread over ranks
-    return are_plain and has_better_library() and torch.backends.mkldnn.enabled  # type: ignore[attr-defined]
+    is_on = torch.backends.mkldnn.enabled  # type: ignore[attr-defined]
+    return is_large and is_plain(x, weight) and has_better_library() and is_on
 
 
-_PLAIN = (Tensor, torch.nn.Parameter)
+def is_plain(*tensors: Tensor) -> bool:
+    """Are all of float32, on the CPU, and none spread over ranks?"""
+    return all(
+        type(one) in (Tensor, torch.nn.Parameter) and one.dtype == torch.float32 and one.device.type == "cpu"
+        for one in tensors
+    )
 
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

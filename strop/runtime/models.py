@@ -14,6 +14,7 @@ import torch
 
 from strop.config import ModelOptions
 from strop.engines import max_positions
+from strop.layers import use_lean_layers
 from strop.products import use_better_library
 from strop.types import DataError, ModelError, UserError
 
@@ -143,6 +144,8 @@ def _all_weights(options: ModelOptions, auto_class: Any, option: str) -> Any:
         more = f" and {len(faults) - 3} more" if len(faults) > 3 else ""
         raise ModelError(f"{option} = {options.path!r}: weights do not fit config.json: {', '.join(faults[:3])}{more}.")
     use_better_library(model)
+    if options.dtype == "float32":
+        use_lean_layers(model)
     return model
 
 

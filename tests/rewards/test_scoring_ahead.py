@@ -97,7 +97,9 @@ def test_a_group_is_scored_before_the_next_one_is_there(scorer_of, tmp_path):
     assert [rollout.reward_parts["length"] for rollout in scored.rollouts] == [1, 2]
 
 
-def test_nothing_is_waited_for_where_all_are_scored_before_it_is_said_that_they_were_all(scorer_of, monkeypatch, tmp_path):
+def test_nothing_is_waited_for_where_all_are_scored_before_it_is_said_that_they_were_all(
+    scorer_of, monkeypatch, tmp_path
+):
     groups, ended, is_over, listen = groups_of(("a", "bb")), threading.Event(), [], Pool._listen
 
     def listened(pool, round_):

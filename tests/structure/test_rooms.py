@@ -1,6 +1,6 @@
 """The two measured habits of a codebase that stays readable: rooms import one way only, and nothing grows without end.
 
-The rooms, lowest first: products, types, config, ops, algorithms, data, compat, rewards, rollout, then engines and trainers
+The rooms, lowest first: products, layers, types, config, ops, algorithms, data, compat, rewards, rollout, then engines and trainers
 (which never meet), observe, simulate, runtime, cli. The checker reads imports with ast and is itself checked on planted code.
 """
 
@@ -18,6 +18,7 @@ MAX_FILE_LINES, MAX_BODY_LINES = 600, 80
 _MATHEMATICS = {"types", "config", "ops", "algorithms"}
 _EVERYTHING = _MATHEMATICS | {
     "products",
+    "layers",
     "data",
     "rewards",
     "rollout",
@@ -29,6 +30,7 @@ _EVERYTHING = _MATHEMATICS | {
 }
 MAY_IMPORT = {
     "products": set(),
+    "layers": {"products"},
     "types": set(),
     "config": {"types"},
     "ops": {"products"},
