@@ -24,7 +24,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from strop.engines import TorchEngine
 from strop.engines.decoders import SlotDecoder
-from strop.engines.lean import LeanDecoder
+from strop.engines.lean import lean_decoder
 from strop.engines.shared_prompts import SharedPromptDecoder
 from strop.types import Completion, GenerateRequest, Sampling
 
@@ -75,7 +75,7 @@ def measure(shape: dict[str, int], prompts: int, samples: int, length: int, limi
     model = LlamaForCausalLM(LlamaConfig(**shape, max_position_embeddings=1024, tie_word_embeddings=True))
     ids = [tuple((7 * p + 3 * i) % 29 + 2 for i in range(length)) for p in range(prompts)]
     requests = [GenerateRequest(one, tuple(range(samples)), Sampling(max_response_tokens=limit)) for one in ids]
-    engines = [engine_with(model, kind) for kind in (SlotDecoder, SharedPromptDecoder, LeanDecoder)]
+    engines = [engine_with(model, kind) for kind in (SlotDecoder, SharedPromptDecoder, lean_decoder)]
     first, *others = [sampled(engine, requests) for engine in engines]  # unmeasured
     assert all(gap(first, other) < 1e-4 for other in others)
     turns = [[cpu_seconds(engine, requests) for engine in engines] for _ in range(repeats)]

@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from strop.engines.decoders import Decoder, RecomputeDecoder, SlotDecoder, has_full_attention, max_positions
-from strop.engines.lean import LeanDecoder
+from strop.engines.lean import SHORT_PROMPT, lean_decoder
 from strop.engines.shared_prompts import SharedPromptDecoder
 from strop.types import ModelError, model_failure
 
 # The probe: prompts of unequal length, the first one read for two slots; each slot takes a token; the first slot ends and
 # the last one takes its place; those left take another token.
 _LENGTHS, _SLOTS, _NEW = (3, 1), ((0, 1), (2,)), 2
-_WIDTH = max(_LENGTHS) + _NEW
+_PROMPT_WIDTH = max(_LENGTHS)
+_WIDTH = _PROMPT_WIDTH + _NEW
 # What products in other shapes may differ by, as a share of the largest logit.
 _ROUNDING, _COARSE_ROUNDING = 1e-4, 5e-2
 
 
+MakeDecoder = Callable[..., Decoder]
+
+
 @torch.no_grad()
-def choose_decoder(model: Any) -> type[Decoder]:
+def choose_decoder(model: Any) -> MakeDecoder:
     """The fastest decoder that gives the logits of the model's own forward pass over each sequence alone.
 
     Raises:
@@ -38,11 +43,11 @@ def choose_decoder(model: Any) -> type[Decoder]:
     if not wanted.isfinite().all():
         return RecomputeDecoder  # nothing to compare; the engine stops at the first token that it samples
     fault = ""
-    with_cache = (LeanDecoder, SharedPromptDecoder, SlotDecoder)
-    cached: tuple[type[Decoder], ...] = with_cache if has_full_attention(model) else ()
+    cached = (lean_decoder, SharedPromptDecoder, SlotDecoder) if has_full_attention(model) else ()
     for kind in (*cached, RecomputeDecoder):
         try:
-            difference = _difference(_decoded_logits(kind, model, sequences), wanted)
+            widths = (_PROMPT_WIDTH, SHORT_PROMPT + 1) if kind is lean_decoder else (_PROMPT_WIDTH,)
+            difference = max(_difference(_decoded_logits(kind, model, sequences, width), wanted) for width in widths)
         except Exception as error:  # noqa: BLE001 - as above
             fault = f"{type(error).__name__}: {error}"
             continue
@@ -71,9 +76,9 @@ def _plain_logits(model: Any, sequences: list[list[int]]) -> Tensor:
     return torch.stack([*(r[-3] for r in rows), *(r[-2] for r in rows), rows[2][-1], rows[1][-1]])
 
 
-def _decoded_logits(kind: type[Decoder], model: Any, sequences: list[list[int]]) -> Tensor:
+def _decoded_logits(kind: MakeDecoder, model: Any, sequences: list[list[int]], prompt_width: int) -> Tensor:
     """The same by a decoder."""
-    decoder = kind(model, num_slots=len(sequences), prompt_width=max(_LENGTHS), response_width=_NEW)
+    decoder = kind(model, num_slots=len(sequences), prompt_width=prompt_width, response_width=_NEW)
     prompts = decoder.prefill([sequences[group[0]][:-2] for group in _SLOTS], _SLOTS)
     first = decoder.decode(torch.tensor([row[-2] for row in sequences]))
     decoder.move(2, 0)

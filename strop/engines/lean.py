@@ -3,13 +3,14 @@ small model's step. The weights are the modules' own, so that an update of them 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding, rms_norm, silu
 
+from strop.engines.decoders import Decoder, SlotDecoder
 from strop.engines.shared_prompts import SharedPromptDecoder
 from strop.products import LEAST_WORK, Linear, linear
 
@@ -21,7 +22,16 @@ Compute = Callable[[Tensor], Tensor]
 Attend = Callable[[int, Tensor, Tensor, Tensor, float], Tensor]
 
 
-class LeanDecoder(SharedPromptDecoder):
+SHORT_PROMPT = 32  # tokens: copies of such prompts cost less than to look at prompts and responses apart
+
+
+def lean_decoder(model: Any, *, num_slots: int, prompt_width: int, response_width: int) -> Decoder:
+    """The decoder for prompts of such a length."""
+    kind = LeanSlotDecoder if prompt_width <= SHORT_PROMPT else LeanSharedDecoder
+    return kind(model, num_slots=num_slots, prompt_width=prompt_width, response_width=response_width)
+
+
+class LeanSharedDecoder(SharedPromptDecoder):
     """The model itself reads prompts, and `LeanModel` what is sampled."""
 
     def __init__(self, model: Any, *, num_slots: int, prompt_width: int, response_width: int) -> None:
@@ -30,6 +40,80 @@ class LeanDecoder(SharedPromptDecoder):
 
     def _forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
         return self._lean(tokens, positions, self.attend)
+
+
+class LeanSlotDecoder(SlotDecoder):
+    """The same with a copy of the prompt in each slot. A prompt is read once: samples that start later get a copy of the
+    keys and values that another slot holds, in use or not."""
+
+    def __init__(self, model: Any, *, num_slots: int, prompt_width: int, response_width: int) -> None:
+        super().__init__(model, num_slots=num_slots, prompt_width=prompt_width, response_width=response_width)
+        self._lean = LeanModel(model, num_positions=self.width, num_rows=num_slots)
+        self._prompt_width = prompt_width
+        self._prompts: list[tuple[int, ...] | None] = [None] * num_slots  # whose copy a slot holds
+        self._after: dict[tuple[int, ...], Tensor] = {}  # logits after each of them
+
+    def prefill(self, prompts: Sequence[Sequence[int]], slots: Sequence[Sequence[int]]) -> Tensor:
+        keys = [tuple(prompt) for prompt in prompts]
+        wanted: dict[tuple[int, ...], list[int]] = {}
+        for key, group in zip(keys, slots, strict=True):
+            wanted.setdefault(key, []).extend(group)
+        held = {key: slot for slot, key in enumerate(self._prompts) if key in wanted}
+        stores = [store for layer in self._cache.layers for store in (layer.keys, layer.values)] if held else []
+        copies = [store[list(held.values()), :, : self._prompt_width] for store in stores]
+        new = [key for key in wanted if key not in held]
+        if new:
+            self._after |= zip(new, super().prefill(new, [wanted[key] for key in new]), strict=True)
+        for store, copy in zip(stores, copies, strict=True):
+            for key, row in zip(held, copy, strict=True):
+                store[wanted[key], :, : self._prompt_width] = row
+        for key, group in wanted.items():
+            self.lengths[group] = len(key)
+            for slot in group:
+                self._prompts[slot] = key
+        self._after = {key: self._after[key] for key in self._prompts if key is not None}
+        return torch.stack([self._after[key] for key in keys])
+
+    def decode(self, tokens: Tensor) -> Tensor:
+        count = len(tokens)
+        positions = self.lengths[:count].clone()
+        self.decode_width = int(positions.max()) + 1
+        seen = torch.arange(self.decode_width)[None] <= positions[:, None]
+        mask = torch.zeros(seen.shape, dtype=self._dtype).masked_fill_(~seen, -torch.inf).to(self._device)
+        self._mask = mask.repeat_interleave(self._cache.layers[0].keys.shape[1], 0)[
+            :, None
+        ]  # [slots x kv, 1, positions]
+        self.decode_rows = torch.arange(count, device=self._device)
+        self.decode_positions = positions.to(self._device)
+        logits = self._lean(tokens.to(self._device), self.decode_positions, self._attend)
+        self.lengths[:count] += 1
+        return logits
+
+    def _attend(self, number: int, queries: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Tensor:
+        layer, (count, heads, size) = self._cache.layers[number], queries.shape
+        layer.keys[self.decode_rows, :, self.decode_positions] = keys
+        layer.values[self.decode_rows, :, self.decode_positions] = values
+        seen = (store[:count, :, : self.decode_width].flatten(0, 1) for store in (layer.keys, layer.values))
+        every_key, every_value = seen
+        own = queries.reshape(len(every_key), -1, size)
+        scores = torch.baddbmm(self._mask, own, every_key.transpose(1, 2), alpha=scaling)
+        weights = scores.softmax(-1, dtype=torch.float32).to(queries.dtype)
+        return torch.bmm(weights, every_value).view(count, heads * size)
+
+    def move(self, source: int, target: int) -> None:
+        """The prompt that was in `target` goes to `source`: it may be asked for again."""
+        length, width = int(self.lengths[source]), self._prompt_width
+        for layer in self._cache.layers:
+            for store in (layer.keys, layer.values):
+                prompt = store[target, :, :width].clone()
+                store[target, :, :length] = store[source, :, :length]
+                store[source, :, :width] = prompt
+        self.lengths[target] = length
+        self._prompts[source], self._prompts[target] = self._prompts[target], self._prompts[source]
+
+    def forget(self) -> None:
+        self._prompts = [None] * self.num_slots
+        self._after.clear()
 
 
 class LeanModel:

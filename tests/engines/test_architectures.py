@@ -12,7 +12,7 @@ from strop.data import build_batch
 from strop.engines import max_positions
 from strop.engines.choose import choose_decoder
 from strop.engines.decoders import RecomputeDecoder, SlotDecoder, has_full_attention
-from strop.engines.lean import LeanDecoder
+from strop.engines.lean import lean_decoder
 from strop.engines.shared_prompts import SharedPromptDecoder
 from strop.trainers import TorchTrainer
 from strop.types import ModelError, UserError
@@ -96,8 +96,8 @@ def test_a_cache_of_another_kind_is_found_by_running_it(name):
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "gpt_neox", "qwen3_moe", "deepseek_v3", "falcon"])
 def test_plain_attention_gets_the_cache(name):
-    assert choose_decoder(tiny_architectures.build(name)) in (LeanDecoder, SharedPromptDecoder, SlotDecoder)
-    assert choose_decoder(tiny_architectures.build(name).bfloat16()) in (LeanDecoder, SharedPromptDecoder, SlotDecoder)
+    assert choose_decoder(tiny_architectures.build(name)) in (lean_decoder, SharedPromptDecoder, SlotDecoder)
+    assert choose_decoder(tiny_architectures.build(name).bfloat16()) in (lean_decoder, SharedPromptDecoder, SlotDecoder)
 
 
 class SeesPadding(tiny_models.Bigram):

@@ -9,6 +9,8 @@ import tiny_models
 import torch
 from made_requests import DEADLINE_S, engine_of, request, run
 
+from strop.engines import decoders, shared_prompts
+from strop.engines.lean import SHORT_PROMPT
 from strop.types import GuardError, UserError
 
 STOP = [2, 5, 11]  # of 37 tokens: responses end at many lengths
@@ -260,27 +262,35 @@ def test_one_broken_token_row_is_caught_when_it_is_read():
 # ---- prompts that samples share --------------------------------------------------------------------------------------
 
 
+def counted(last_logits, read):
+    """The same, which writes down what is read."""
+
+    def computed(model, rows, *given):
+        read.extend(rows)
+        return last_logits(model, rows, *given)
+
+    return computed
+
+
+@pytest.mark.parametrize("more", [0, SHORT_PROMPT])
 @pytest.mark.parametrize("max_sequences", [2, 3, 64])
-def test_a_prompt_is_read_once_for_all_samples_of_its_group_however_few_start_together(max_sequences, monkeypatch):
+def test_a_prompt_is_read_once_for_all_samples_of_its_group_however_few_start_together(
+    max_sequences, more, monkeypatch
+):
     """Three groups of five samples of unequal length; the same again after other weights came."""
     model = tiny_models.llama()
     engine = engine_of(model, stop=STOP, max_sequences=max_sequences)
-    prompts, seeds, kind = [(3, 4, 5), (6, 7), (8, 9, 10)], range(5), engine._decoder_kind
-    read = []
-
-    class Counting(kind):
-        def _take_place(self, key, place):
-            read.append(key)
-            super()._take_place(key, place)
-
-    monkeypatch.setattr(engine, "_decoder_kind", Counting)
+    prompts, seeds = [(3, 4, 5) + (7,) * more, (6, 7) + (3,) * more, (8, 9, 10) + (4,) * more], range(5)
     requests = [request(prompt, seeds=seeds, length=9) for prompt in prompts]
-    assert_same(run(engine, *requests), [run(engine_of(model, stop=STOP), r)[0] for r in requests])
-    assert sorted(read) == sorted(prompts)
-    with torch.no_grad():
-        model.lm_head.weight.mul_(1.5)
-    assert_same(run(engine, *requests), [run(engine_of(model, stop=STOP), r)[0] for r in requests])
-    assert sorted(read) == sorted([*prompts, *prompts])
+    for _ in range(2):
+        wanted, read = [run(engine_of(model, stop=STOP), r)[0] for r in requests], []
+        with monkeypatch.context() as patch:
+            for where in (decoders, shared_prompts):
+                patch.setattr(where, "last_logits", counted(where.last_logits, read))
+            assert_same(run(engine, *requests), wanted)
+        assert sorted(read) == sorted(prompts)
+        with torch.no_grad():
+            model.lm_head.weight.mul_(1.5)
 
 
 def test_weights_that_come_while_samples_are_in_flight_read_a_prompt_again_for_those_that_begin_later():
@@ -306,7 +316,7 @@ def test_weights_that_come_while_samples_are_in_flight_read_a_prompt_again_for_t
 
 def test_a_group_holds_its_prompt_once_in_the_cache():
     engine = engine_of(tiny_models.llama(), max_sequences=8)
-    run(engine, request(range(3, 23), seeds=range(8), length=4))
+    run(engine, request([3] * (SHORT_PROMPT + 1), seeds=range(8), length=4))
     layer = engine._decoder._cache.layers[0]
-    assert (layer.prompt_keys.shape[0], layer.prompt_keys.shape[2]) == (1, 20)
+    assert (layer.prompt_keys.shape[0], layer.prompt_keys.shape[2]) == (1, SHORT_PROMPT + 1)
     assert (layer.keys.shape[0], layer.keys.shape[2]) == (8, 4)

@@ -8,7 +8,7 @@ from transformers import LlamaForCausalLM
 from strop.config.lora import LoraOptions
 from strop.engines.choose import choose_decoder
 from strop.engines.decoders import last_logits
-from strop.engines.lean import LeanDecoder
+from strop.engines.lean import SHORT_PROMPT, LeanSharedDecoder, LeanSlotDecoder, lean_decoder
 from strop.engines.shared_prompts import SharedPromptDecoder
 from strop.trainers import attach_adapters
 
@@ -41,13 +41,15 @@ MODELS = {
 }
 
 
+@pytest.mark.parametrize("prompt_width", [4, SHORT_PROMPT + 1])
 @pytest.mark.parametrize("name", MODELS)
 @torch.no_grad()
-def test_tokens_of_all_slots_get_the_models_own_logits(name):
+def test_tokens_of_all_slots_get_the_models_own_logits(name, prompt_width):
     """Slots are filled, take tokens, end and move; what shares prompts evenly at first does not at the end."""
     model = MODELS[name]().eval()
     _change(model)
-    decoder = LeanDecoder(model, num_slots=5, prompt_width=4, response_width=8)
+    decoder = lean_decoder(model, num_slots=5, prompt_width=prompt_width, response_width=8)
+    assert isinstance(decoder, LeanSlotDecoder if prompt_width <= SHORT_PROMPT else LeanSharedDecoder)
     rows = [[3, 4, 5, 6], [3, 4, 5, 6], [7], [7]]
     decoder.prefill([rows[0], rows[2]], [(0, 1), (2, 3)])
     _step(decoder, model, rows)
@@ -56,6 +58,11 @@ def test_tokens_of_all_slots_get_the_models_own_logits(name):
     _step(decoder, model, rows)
     decoder.move(4, 0)
     rows[0] = rows.pop()
+    _step(decoder, model, rows)
+    rows += [[3, 4, 5, 6], [7]]  # the first of them moves into slot 3, whose prompt is asked for again
+    decoder.move(3, 0)
+    rows[0] = rows.pop(3)
+    decoder.prefill(rows[3:], [(3,), (4,)])
     _step(decoder, model, rows)
     _change(model)  # an update of the weights in place
     decoder.forget()
@@ -82,7 +89,7 @@ def _step(decoder, model, rows):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", MODELS)
 def test_models_of_the_shape_are_sampled_by_it(name, dtype):
-    assert choose_decoder(MODELS[name]().to(dtype)) is LeanDecoder
+    assert choose_decoder(MODELS[name]().to(dtype)) is lean_decoder
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,8 @@
 """The two measured habits of a codebase that stays readable: rooms import one way only, and nothing grows without end.
 
-The rooms, lowest first: products, layers, types, config, ops, algorithms, data, compat, rewards, rollout, then engines and trainers
-(which never meet), observe, simulate, runtime, cli. The checker reads imports with ast and is itself checked on planted code.
+The rooms, lowest first: products, layers, types, config, ops, algorithms, data, compat, rewards, rollout, then engines and
+trainers (which never meet), observe, simulate, runtime, cli. The checker reads imports with ast and is itself checked on
+planted code.
 """
 
 import ast
