@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import embedding, rms_norm, silu
+from torch.nn.functional import embedding, silu
 
 from strop.engines.decoders import Decoder, SlotDecoder
 from strop.engines.shared_prompts import SharedPromptDecoder
@@ -50,6 +50,7 @@ class LeanSlotDecoder(SlotDecoder):
         super().__init__(model, num_slots=num_slots, prompt_width=prompt_width, response_width=response_width)
         self._lean = LeanModel(model, num_positions=self.width, num_rows=num_slots)
         self._prompt_width = prompt_width
+        self._rows, self._places = (torch.arange(size, device=self._device) for size in (num_slots, self.width))
         self._prompts: list[tuple[int, ...] | None] = [None] * num_slots  # whose copy a slot holds
         self._after: dict[tuple[int, ...], Tensor] = {}  # logits after each of them
 
@@ -199,10 +200,13 @@ class _Norm:
     """Root-mean-square normalisation."""
 
     def __init__(self, module: Any) -> None:
-        self._module, self._shape, self._eps = module, tuple(module.weight.shape), module.variance_epsilon
+        self._parameters, size = module._parameters, module.weight.shape[-1]
+        self._share, self._eps = 1.0 / size, torch.full((), module.variance_epsilon, device=module.weight.device)
 
     def __call__(self, x: Tensor) -> Tensor:
-        return rms_norm(x, self._shape, self._module.weight, self._eps)
+        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
+        scale = torch.addcmul(self._eps, norm, norm, value=self._share).rsqrt_()
+        return (x * scale).to(x.dtype) * self._parameters["weight"]
 
 
 def _product(module: Any, num_rows: int) -> Compute:
@@ -210,7 +214,8 @@ def _product(module: Any, num_rows: int) -> Compute:
     if type(module) not in (nn.Linear, Linear):
         return module
     multiply = linear if num_rows * module.weight.numel() >= LEAST_WORK else nn.functional.linear
-    return lambda x: multiply(x, module.weight, module.bias)
+    own = module._parameters  # a module looks in there last
+    return lambda x: multiply(x, own["weight"], own["bias"])
 
 
 def _embedding(module: Any) -> Compute:
