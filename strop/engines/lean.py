@@ -77,23 +77,20 @@ class LeanSlotDecoder(SlotDecoder):
 
     def decode(self, tokens: Tensor) -> Tensor:
         count = len(tokens)
-        positions = self.lengths[:count].clone()
-        self.decode_width = int(positions.max()) + 1
-        seen = torch.arange(self.decode_width)[None] <= positions[:, None]
-        mask = torch.zeros(seen.shape, dtype=self._dtype).masked_fill_(~seen, -torch.inf).to(self._device)
-        self._mask = mask.repeat_interleave(self._cache.layers[0].keys.shape[1], 0)[
-            :, None
-        ]  # [slots x kv, 1, positions]
-        self.decode_rows = torch.arange(count, device=self._device)
-        self.decode_positions = positions.to(self._device)
+        lengths, num_heads = self.lengths[:count], self._cache.layers[0].keys.shape[1]
+        self.decode_width = int(lengths.max()) + 1
+        self.decode_rows, self.decode_positions = self._rows[:count], lengths.to(self._device, copy=True)
+        last = self.decode_positions[:, None].expand(count, num_heads).reshape(-1, 1, 1)
+        is_later = self._places[: self.decode_width] > last  # [slots x kv heads, 1, positions]
+        self._mask = is_later.to(self._dtype).mul_(torch.finfo(self._dtype).min)
         logits = self._lean(tokens.to(self._device), self.decode_positions, self._attend)
         self.lengths[:count] += 1
         return logits
 
     def _attend(self, number: int, queries: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Tensor:
         layer, (count, heads, size) = self._cache.layers[number], queries.shape
-        layer.keys[self.decode_rows, :, self.decode_positions] = keys
-        layer.values[self.decode_rows, :, self.decode_positions] = values
+        for store, new in ((layer.keys, keys), (layer.values, values)):
+            store.transpose(1, 2).index_put_((self.decode_rows, self.decode_positions), new)
         seen = (store[:count, :, : self.decode_width].flatten(0, 1) for store in (layer.keys, layer.values))
         every_key, every_value = seen
         own = queries.reshape(len(every_key), -1, size)

@@ -9,11 +9,11 @@ from torch import Tensor
 
 def uniforms(seeds: np.ndarray, positions: np.ndarray) -> Tensor:
     """Number in [0, 1) of each (seed, position): the same whatever else is in the batch. float32, shape of the arguments."""
-    with np.errstate(over="ignore"):
-        x = seeds.astype(np.uint64) + (positions.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
-        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        x = x ^ (x >> np.uint64(31))
+    x = seeds.astype(np.uint64) + (positions.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):  # arrays wrap around in silence
+        x ^= x >> np.uint64(shift)
+        x *= np.uint64(factor)
+    x ^= x >> np.uint64(31)
     # 22 bits: u x total stays below total in float32, so that the search below never runs past the last token.
     return torch.from_numpy((x >> np.uint64(42)).astype(np.float32) / np.float32(1 << 22))
 
