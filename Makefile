@@ -60,6 +60,7 @@ bench: .venv/bench.stamp
 	$(BIN)/python benchmarks/layouts.py
 	$(BIN)/python benchmarks/head.py
 	$(BIN)/python benchmarks/growth.py
+	$(BIN)/python benchmarks/hardware.py
 	$(BIN)/python benchmarks/simulate.py
 
 .venv/bench.stamp: .venv/run.stamp
