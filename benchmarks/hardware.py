@@ -45,9 +45,13 @@ def main() -> None:
         use_lean_layers(model)
         for part, operations, num_bytes, seconds in parts(model, given.repeats):
             if operations:
-                table.add_row(name, part, f"{operations / seconds / 1e9:.0f} GFLOP/s", f"{operations / seconds / rate:.0%}")
+                table.add_row(
+                    name, part, f"{operations / seconds / 1e9:.0f} GFLOP/s", f"{operations / seconds / rate:.0%}"
+                )
             else:
-                table.add_row(name, part, f"{num_bytes / seconds / 1e9:.1f} GB/s", f"{num_bytes / seconds / bandwidth:.0%}")
+                table.add_row(
+                    name, part, f"{num_bytes / seconds / 1e9:.1f} GB/s", f"{num_bytes / seconds / bandwidth:.0%}"
+                )
     console = Console()
     console.print(table)
     console.print(
@@ -99,7 +103,12 @@ def parts(model: Any, repeats: int) -> list[tuple[str, float, float, float]]:
         ("sample, 64 at a time", 128.0 * everything, 0.0, seconds_a_token(model, 64, repeats)),
         ("learn, body", 6.0 * body * positions, 0.0, best(learn, repeats)),
         ("learn, head", 8.0 * head.numel() * positions, 0.0, best(score, repeats)),  # logits are computed twice
-        ("AdamW", 0.0, 28.0 * (body + head.numel()), best(optimizer.step, repeats)),  # reads 4 numbers a weight, writes 3
+        (
+            "AdamW",
+            0.0,
+            28.0 * (body + head.numel()),
+            best(optimizer.step, repeats),
+        ),  # reads 4 numbers a weight, writes 3
     ]
 
 

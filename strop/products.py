@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,15 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-# Multiplications below which a call costs more than it saves (measured: 2 to 4 million, and a shape that is new some .4 ms).
-LEAST_WORK = 1 << 22
+# Multiplications below which a call costs more than it saves (measured: 2 to 4 million). A shape that is new costs some .4 ms,
+# and those of a step that learns seldom come again: as much as 37 million save.
+LEAST_WORK, LEAST_WORK_TO_LEARN = 1 << 22, 1 << 25
+
+# oneDNN keeps what it works with for the shapes that it saw last, 1024 of them where nobody says how many: gigabytes. Two
+# caches, which look here when they are first used.
+NUM_KEPT_SHAPES = 32
+for _name in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
+    os.environ.setdefault(_name, str(NUM_KEPT_SHAPES))
 
 
 @cache
@@ -50,7 +58,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def _goes_better(x: Tensor, weight: Tensor) -> bool:
-    is_large = x.numel() * weight.shape[0] >= LEAST_WORK
+    least = LEAST_WORK_TO_LEARN if torch.is_grad_enabled() else LEAST_WORK
+    is_large = x.numel() * weight.shape[0] >= least
     is_on = torch.backends.mkldnn.enabled  # type: ignore[attr-defined]
     return is_large and is_plain(x, weight) and has_better_library() and is_on
 

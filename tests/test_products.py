@@ -1,5 +1,8 @@
 """Products by the better library: those of torch, with the same gradients, and only where they are asked for."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -14,6 +17,7 @@ def is_better(request, monkeypatch):
     """A processor on which the other library is faster, or not; the products that went through it."""
     monkeypatch.setattr(products, "has_better_library", lambda: request.param)
     monkeypatch.setattr(products, "LEAST_WORK", 2000)
+    monkeypatch.setattr(products, "LEAST_WORK_TO_LEARN", 2000)
     return request.param
 
 
@@ -59,7 +63,7 @@ def test_what_is_laid_out_otherwise_in_memory(is_better, calls):
 
 def test_gradients_that_nobody_needs_are_not_computed(calls, monkeypatch):
     monkeypatch.setattr(products, "has_better_library", lambda: True)
-    monkeypatch.setattr(products, "LEAST_WORK", 0)
+    monkeypatch.setattr(products, "LEAST_WORK_TO_LEARN", 0)
     x, weight, bias = drawn(30, 16), drawn(24, 16).detach(), drawn(24).detach()
     (found,) = torch.autograd.grad(linear(x, weight, bias).sum(), x)
     torch.testing.assert_close(found, weight.sum(0).expand(30, 16))
@@ -115,3 +119,40 @@ def test_a_model_keeps_its_weights_and_the_classes_of_others(is_better, calls):
     ]
     torch.testing.assert_close(model(drawn(50, 16)), before)
     assert len(calls) == is_better
+
+
+def test_what_learns_must_save_more(is_better, calls, monkeypatch):
+    monkeypatch.setattr(products, "LEAST_WORK_TO_LEARN", 100_000)
+    x, weight = drawn(100, 16), drawn(24, 16)
+    linear(x, weight)
+    assert not calls
+    with torch.no_grad():
+        linear(x, weight)
+    assert len(calls) == is_better
+
+
+MANY_SHAPES = """
+import torch
+from strop import products
+
+products.has_better_library = lambda: True
+x, weight = torch.randn(900, 256), torch.randn(256, 256)
+
+def used():
+    return int(next(line for line in open("/proc/self/status") if line.startswith("VmRSS")).split()[1]) >> 10
+
+with torch.no_grad():
+    for rows in range(100, 120):
+        products.linear(x[:rows], weight)
+    before = used()
+    for rows in range(120, 900):
+        products.linear(x[:rows], weight)
+print(used() - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is looked up in /proc")
+def test_memory_stays_level_however_many_shapes_there_are():
+    """780 of them; where all are kept, 500 MB and more."""
+    found = subprocess.run([sys.executable, "-c", MANY_SHAPES], capture_output=True, text=True, check=True, timeout=300)
+    assert int(found.stdout) < 150
