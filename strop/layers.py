@@ -112,7 +112,18 @@ def _lean(kind: type) -> type | None:
     forward = {f"{model}{layer}": f for model in _MODELS for layer, f in forwards.items()}.get(kind.__name__)
     if forward is None or not kind.__module__.startswith("transformers.models."):
         return None
-    return type(kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__})
+    return type(kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__, "__reduce_ex__": _reduced})
+
+
+def _reduced(self: Any, protocol: int) -> Any:
+    """A process that is sent such a module makes its class anew: no module of Python holds it under its name."""
+    return _empty, (self.__class__.__base__,), self.__dict__
+
+
+def _empty(kind: type) -> Any:
+    lean = _lean(kind)
+    assert lean is not None
+    return lean.__new__(lean)
 
 
 def _norm(self: Any, hidden_states: Tensor) -> Tensor:

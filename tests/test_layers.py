@@ -1,6 +1,7 @@
 """Lean layers: the numbers and gradients of transformers' own, and only where they are those."""
 
 import copy
+import pickle
 
 import pytest
 import torch
@@ -169,10 +170,14 @@ def test_models_of_other_classes_and_activations_keep_theirs():
     torch.testing.assert_close(numbers_of(relu)[0], numbers_of(plain)[0], rtol=1e-5, atol=1e-5)
 
 
-def test_copies_compute_with_their_own_weights():
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_copies_compute_with_their_own_weights(copied):
+    """Ranks are sent a model by pickle."""
     model = model_of(*MODELS[0])
     use_lean_layers(model)
-    twin = copy.deepcopy(model)
+    twin = copied(model)
+    assert lean_classes(twin) == lean_classes(model)
+    torch.testing.assert_close(numbers_of(twin), numbers_of(model))
     with torch.no_grad():
         twin.model.norm.weight.zero_()
     assert not numbers_of(twin)[0].any()
