@@ -1,4 +1,4 @@
-"""How far the parts of a step are from what the machine can do: its best rate of products, and of reading memory.
+"""How far the parts of a step are from what the machine can do: its best rate of products, and of memory.
 
     .venv/bin/python benchmarks/hardware.py [--threads 2] [--repeats 3]
 
@@ -55,7 +55,7 @@ def main() -> None:
     console = Console()
     console.print(table)
     console.print(
-        f"best: {rate / 1e9:.0f} GFLOP/s of a product, {bandwidth / 1e9:.1f} GB/s of reading; {given.threads} threads; "
+        f"best: {rate / 1e9:.0f} GFLOP/s of a product, {bandwidth / 1e9:.1f} GB/s of memory; {given.threads} threads; "
         f"{machine('torch', 'transformers')}"
     )
 
@@ -77,9 +77,9 @@ def best_rate() -> float:
 
 
 def best_bandwidth() -> float:
-    """Bytes a second of reading a tensor that no cache holds."""
-    x = torch.ones(1 << 28)
-    return 4 * x.numel() / best(x.sum, 5)
+    """Bytes a second, read or read and written, of tensors that no cache holds."""
+    x, y = torch.ones(2, 1 << 27)
+    return 4 * x.numel() * max(1 / best(x.sum, 5), 2 / best(lambda: x.add_(1), 5), 3 / best(lambda: x.add_(y), 5))
 
 
 def parts(model: Any, repeats: int) -> list[tuple[str, float, float, float]]:
