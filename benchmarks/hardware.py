@@ -9,14 +9,13 @@ counted, and only bytes that must be read or written, so that attention, norms a
 from __future__ import annotations
 
 import argparse
-import asyncio
 import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from contest import machine
-from decoders import SMALL, SMOL
+from decoders import SMALL, SMOL, sampled
 from rich.console import Console
 from rich.table import Table
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -36,26 +35,19 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3, help="turns of each, of which the best counts (default 3)")
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
-    rate, bandwidth = best_rate(), best_bandwidth()
+    limits = {"GFLOP/s": best_rate(), "GB/s": best_bandwidth()}
     table = Table("model", "part", "achieved", "of the machine's best", title="distance from the hardware")
     for name, shape in (("quickstart", SMALL), ("SmolLM2-135M", SMOL)):
         torch.manual_seed(0)
         model = LlamaForCausalLM(LlamaConfig(**shape, max_position_embeddings=1024, tie_word_embeddings=True))
         use_better_library(model)
         use_lean_layers(model)
-        for part, operations, num_bytes, seconds in parts(model, given.repeats):
-            if operations:
-                table.add_row(
-                    name, part, f"{operations / seconds / 1e9:.0f} GFLOP/s", f"{operations / seconds / rate:.0%}"
-                )
-            else:
-                table.add_row(
-                    name, part, f"{num_bytes / seconds / 1e9:.1f} GB/s", f"{num_bytes / seconds / bandwidth:.0%}"
-                )
+        for part, unit, amount, seconds in parts(model, given.repeats):
+            table.add_row(name, part, f"{amount / seconds / 1e9:.1f} {unit}", f"{amount / seconds / limits[unit]:.0%}")
     console = Console()
     console.print(table)
     console.print(
-        f"best: {rate / 1e9:.0f} GFLOP/s of a product, {bandwidth / 1e9:.1f} GB/s of memory; {given.threads} threads; "
+        f"best: {', '.join(f'{limit / 1e9:.1f} {unit}' for unit, limit in limits.items())}; {given.threads} threads; "
         f"{machine('torch', 'transformers')}"
     )
 
@@ -82,8 +74,8 @@ def best_bandwidth() -> float:
     return 4 * x.numel() * max(1 / best(x.sum, 5), 2 / best(lambda: x.add_(1), 5), 3 / best(lambda: x.add_(y), 5))
 
 
-def parts(model: Any, repeats: int) -> list[tuple[str, float, float, float]]:
-    """Name, operations or bytes, and seconds."""
+def parts(model: Any, repeats: int) -> list[tuple[str, str, float, float]]:
+    """Name, the unit of its rate, operations or bytes, and seconds."""
     head = model.lm_head.weight.detach().clone().requires_grad_()
     body = sum(p.numel() for name, p in model.named_parameters() if p.dim() == 2 and "embed" not in name)
     everything, positions = body + head.numel(), ROWS * LENGTH
@@ -98,17 +90,13 @@ def parts(model: Any, repeats: int) -> list[tuple[str, float, float, float]]:
     def score() -> None:
         ops.linear_logprobs(hidden, head, targets, with_entropy=True).logprobs.mean().backward()
 
+    whole_step = 28.0 * everything  # bytes: four numbers a weight are read, three written
     return [
-        ("sample, 1 at a time", 0.0, 4.0 * everything, seconds_a_token(model, 1, repeats)),
-        ("sample, 64 at a time", 128.0 * everything, 0.0, seconds_a_token(model, 64, repeats)),
-        ("learn, body", 6.0 * body * positions, 0.0, best(learn, repeats)),
-        ("learn, head", 8.0 * head.numel() * positions, 0.0, best(score, repeats)),  # logits are computed twice
-        (
-            "AdamW",
-            0.0,
-            28.0 * (body + head.numel()),
-            best(optimizer.step, repeats),
-        ),  # reads 4 numbers a weight, writes 3
+        ("sample, 1 at a time", "GB/s", 4.0 * everything, seconds_a_token(model, 1, repeats)),
+        ("sample, 64 at a time", "GFLOP/s", 128.0 * everything, seconds_a_token(model, 64, repeats)),
+        ("learn, body", "GFLOP/s", 6.0 * body * positions, best(learn, repeats)),
+        ("learn, head", "GFLOP/s", 8.0 * head.numel() * positions, best(score, repeats)),  # logits are computed twice
+        ("AdamW", "GB/s", whole_step, best(optimizer.step, repeats)),
     ]
 
 
@@ -118,13 +106,9 @@ def seconds_a_token(model: Any, count: int, repeats: int) -> float:
 
     def sample(length: int) -> None:
         requests = [GenerateRequest((3, 4, 5), (seed,), Sampling(max_response_tokens=length)) for seed in range(count)]
+        sampled(engine, requests)
 
-        async def everything() -> None:
-            await asyncio.gather(*(engine.generate(request) for request in requests))
-
-        asyncio.run(everything())
-
-    sample(STEPS + 1)
+    sample(STEPS + 1)  # the longest: later ones find a cache that is wide enough
     return (best(lambda: sample(STEPS + 1), repeats) - best(lambda: sample(1), repeats)) / STEPS
 
 

@@ -61,21 +61,23 @@ class Rotation(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         ctx.save_for_backward(cos, sin)
-        half = x.shape[-1] // 2
-        found = x * cos
-        found[..., :half].addcmul_(x[..., half:], sin[..., :half], value=-1)
-        found[..., half:].addcmul_(x[..., :half], sin[..., half:])
-        return found
+        return _rotated(x, cos, *sin.chunk(2, -1), sign=-1)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (grad,), (cos, sin) = grads, ctx.saved_tensors
-        half = grad.shape[-1] // 2
-        found = grad * cos
-        found[..., :half].addcmul_(grad[..., half:], sin[..., half:])
-        found[..., half:].addcmul_(grad[..., :half], sin[..., :half], value=-1)
-        return found, None, None
+        first, second = sin.chunk(2, -1)
+        return _rotated(grad, cos, second, first, sign=1), None, None
+
+
+def _rotated(x: Tensor, cos: Tensor, to_first: Tensor, to_second: Tensor, *, sign: int) -> Tensor:
+    """x cos, whose halves get each other's times their factor, the first with the sign and the second with the opposite one."""
+    found, (first, second) = x * cos, x.chunk(2, -1)
+    into_first, into_second = found.chunk(2, -1)
+    into_first.addcmul_(second, to_first, value=sign)
+    into_second.addcmul_(first, to_second, value=-sign)
+    return found
 
 
 def use_lean_layers(model: Any) -> None:

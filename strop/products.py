@@ -59,9 +59,9 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 def _goes_better(x: Tensor, weight: Tensor) -> bool:
     least = LEAST_WORK_TO_LEARN if torch.is_grad_enabled() else LEAST_WORK
-    is_large = x.numel() * weight.shape[0] >= least
-    is_on = torch.backends.mkldnn.enabled  # type: ignore[attr-defined]
-    return is_large and is_plain(x, weight) and has_better_library() and is_on
+    if x.numel() * weight.shape[0] < least or not is_plain(x, weight):
+        return False
+    return has_better_library() and torch.backends.mkldnn.enabled  # type: ignore[attr-defined]
 
 
 def is_plain(*tensors: Tensor) -> bool:
